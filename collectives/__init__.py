@@ -24,7 +24,7 @@ from collectives.generated_groups import GeneratedGroupAllreduce
 from collectives.group_allreduce import DEFAULT_LATE, GroupAllreduce
 from collectives.joining import join
 from collectives.neighbor_average import NeighborAverage
-from collectives.options import CollectiveOptions, GroupOptions
+from collectives.options import CollectiveOptions
 from collectives.pairwise_average import PairwiseAverage
 from collectives.parameter_server import ParameterServer
 from collectives.partial_allreduce import PartialAllreduce
@@ -45,7 +45,6 @@ __all__ = [
     "DisagreementError",
     "GeneratedGroupAllreduce",
     "GroupAllreduce",
-    "GroupOptions",
     "NeighborAverage",
     "PairwiseAverage",
     "ParameterServer",

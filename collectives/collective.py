@@ -14,7 +14,7 @@ from collectives.agreement import is_on_all_ranks, raise_collectively, singleton
 from collectives.description import Described
 from collectives.errors import CollectiveError, CudaError
 from collectives.meeting import meet
-from collectives.options import CollectiveOptions, GroupOptions
+from collectives.options import CollectiveOptions
 from collectives.statistics import Statistics
 from collectives.typing import Stream, Vector
 
@@ -44,8 +44,6 @@ class Collective(Described):
             vectors on a device; or "direct", on the device. `path_reason`: the reason, a sentence.
     """
 
-    # The options that the constructor takes.
-    _options: type[CollectiveOptions] = GroupOptions
     # Whether vectors can be averaged on a device.
     _on_devices = False
     # The `device.Copies` of its vectors, if they are on a device.
@@ -71,7 +69,7 @@ class Collective(Described):
             given["device"] = "cuda"
             like, problem = device.adopt(self, like)
             error = error or problem
-        unknown = settings.unknown_option(type(self), self._options, options)
+        unknown = settings.unknown_option(type(self), CollectiveOptions, options)
         given = settings.resolve(like, options, **given)
         where = f"the constructor of {settings.shown_name(type(self))}"
         meet(comm, where, *settings.limits(given))
@@ -195,7 +193,7 @@ class Collective(Described):
         sharing = asked != "messages" and len(node.ranks) > 1
         sharing = sharing and (not direct or self._copies.maps)
         raise_collectively(self.comm, make(sharing))
-        failure = node.share(self.native) if sharing else None
+        failure = node.share(self.native.node) if sharing else None
         if direct and not self._copies.by_messages:
             raise_collectively(self.comm, device.NotMapped(failure) if failure else None)
         if asked == "shared":

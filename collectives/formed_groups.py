@@ -54,7 +54,7 @@ class FormedGroupCollective(PlannedCollective):
                 (port, rank, size).
             sync_every: number of a rank's calls from one average to the next, at least 1; the calls
                 between return at once.
-            **options: see `GroupOptions`.
+            **options: see `CollectiveOptions`.
         """
 
         def whole_plan() -> Planned:

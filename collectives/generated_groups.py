@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
     from typing_extensions import Unpack
 
-    from collectives.options import GroupOptions
+    from collectives.options import CollectiveOptions
 
 __all__ = ["GeneratedGroupAllreduce"]
 
@@ -67,7 +67,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
             between return at once.
         controller_rank: the rank whose engine runs the generator; "static" has none.
         controller_only: whether that rank only runs the generator, as in `ReadyGroupAllreduce`.
-        **options: see `GroupOptions`.
+        **options: see `CollectiveOptions`.
 
     Attributes:
         groups, group_size, threshold, controller_rank, controller_only: as given.
@@ -98,7 +98,7 @@ class GeneratedGroupAllreduce(FormedGroupCollective):
         sync_every: int = 1,
         controller_rank: int = 0,
         controller_only: bool = False,
-        **options: Unpack[GroupOptions],
+        **options: Unpack[CollectiveOptions],
     ):
         self.groups = groups
         self.group_size, self.threshold = group_size, threshold

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
     from collectives.engine.calls import Call
     from collectives.node import Node
-    from collectives.options import GroupOptions
+    from collectives.options import CollectiveOptions
     from collectives.result import Result
 
 __all__ = ["DEFAULT_LATE", "GroupAllreduce"]
@@ -93,7 +93,7 @@ class GroupAllreduce(Collective):
             `only_all_ranks`; array 0 takes part in every version.
         leased: indices of arrays, in a row, whose sum over all ranks is of parts that ranks tell by
             `lease`; with pace="own" only. It takes memory for one more of these arrays.
-        **options: see `GroupOptions`.
+        **options: see `CollectiveOptions`.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -132,7 +132,7 @@ class GroupAllreduce(Collective):
         only_all_ranks: Sequence[int] = (),
         every: Mapping[int, int] | None = None,
         leased: Sequence[int] = (),
-        **options: Unpack[GroupOptions],
+        **options: Unpack[CollectiveOptions],
     ):
         self._construct(
             comm,
@@ -166,7 +166,7 @@ class GroupAllreduce(Collective):
         """Agree on the arguments with the other ranks, and build this rank's part; collective.
 
         Args:
-            options: see `GroupOptions`.
+            options: see `CollectiveOptions`.
             summing: whether vectors are sums of contributions (`PartialAllreduce`).
             draws: whether each version is started by a rank drawn with `seed`.
             given: the constructor's other arguments, and those of `PartialAllreduce`.

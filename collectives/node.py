@@ -37,29 +37,29 @@ class Node:
             here = name_ranks(self.ranks)
             self.elsewhere = f"of the {comm.size} ranks, only {here} are on one node"
 
-    def share(self, native: Any) -> str | None:
+    def share(self, memory: Any) -> str | None:
         """Let a collective's ranks of this node share memory; return why not, or None; collective.
 
         Args:
-            native: this rank's part of the collective.
+            memory: this rank's, a `NodeMemory` or `NodeQueues`.
         """
         shortest = other_processes.shortest
         offer = None if shortest is None else other_processes.offer()
-        handles = self._comm.allgather((native.node.handles, native.node.missing, offer))
+        handles = self._comm.allgather((memory.handles, memory.missing, offer))
         error = next((error for _, error, _ in handles if error), None)
         if error is None:
             try:
-                native.node.map({rank: given[0] for rank, given in zip(self.ranks, handles)})
+                memory.map({rank: given[0] for rank, given in zip(self.ranks, handles)})
             except (OSError, CudaError) as caught:
                 error = str(caught)
-        copies = shortest is not None and native.node.longest >= shortest
+        copies = shortest is not None and memory.longest >= shortest
         copies = copies and all(other_processes.may_access(offer) for _, _, offer in handles)
         answers = self._comm.allgather((error, copies))
         error = next(filter(None, (error for error, _ in answers)), None)
         if error is None:
-            native.node.use(all(copies for _, copies in answers))
+            memory.use(all(copies for _, copies in answers))
         else:
-            native.node.unmap()
+            memory.unmap()
             self._comm.Barrier()
         return error
 

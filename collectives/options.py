@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-__all__ = ["CollectiveOptions", "GroupOptions"]
+__all__ = ["CollectiveOptions"]
 
 
 class CollectiveOptions(TypedDict, total=False):
@@ -24,23 +24,15 @@ class CollectiveOptions(TypedDict, total=False):
             0: never. By default WAGMA_ABORT, else 0.
         log_level: "debug", "info", "warning" or "error", for the logger `collectives`. By default
             WAGMA_LOG_LEVEL, else the level is unchanged.
+        transport: "shared": vectors are in memory shared by the ranks, which must all be on one
+            node; an average over a group or all ranks then needs nothing of a rank that computes,
+            not even its progress thread. "messages": vectors are sent. By default WAGMA_TRANSPORT,
+            else None: ranks on one node use shared memory if the system has any, others messages.
+            Ranks that send each other models without a progress thread use messages.
     """
 
     engine: str | None
     stall: float | None
     abort: float | None
     log_level: str | None
-
-
-class GroupOptions(CollectiveOptions, total=False):
-    """Keyword arguments of collectives that can average in shared memory, and of their optimizers.
-
-    Attributes:
-        engine, stall, abort, log_level: see `CollectiveOptions`.
-        transport: "shared": vectors are in memory shared by the ranks, which must all be on one
-            node; an average then needs nothing of a rank that computes, not even its progress
-            thread. "messages": vectors are sent. By default WAGMA_TRANSPORT, else None: ranks on
-            one node average in shared memory if the system has any, others by messages.
-    """
-
     transport: str | None

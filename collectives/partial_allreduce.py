@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
     from typing_extensions import Self, Unpack
 
-    from collectives.options import GroupOptions
+    from collectives.options import CollectiveOptions
     from collectives.result import Result
     from collectives.statistics import Statistics
 
@@ -64,7 +64,7 @@ class PartialAllreduce(Described):
         sync_period: number of calls τ from one call that waits for all ranks to the next, at least
             1.
         seed: seed of the ranks drawn, from 0 to 2⁶⁴ − 1.
-        **options: see `GroupOptions`.
+        **options: see `CollectiveOptions`.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -89,7 +89,7 @@ class PartialAllreduce(Described):
         trigger: str = "solo",
         sync_period: int = 10,
         seed: int = 0,
-        **options: Unpack[GroupOptions],
+        **options: Unpack[CollectiveOptions],
     ):
         where = "cpu"
         given: Any = like
@@ -111,7 +111,7 @@ class PartialAllreduce(Described):
             raise
 
     def _construct(
-        self, comm: MPI.Intracomm, given: Any, options: GroupOptions, **settled: Any
+        self, comm: MPI.Intracomm, given: Any, options: CollectiveOptions, **settled: Any
     ) -> None:
         zeros: Any = given
         error: Exception | None = None
@@ -370,7 +370,7 @@ class _Sums(GroupAllreduce):
         self,
         comm: MPI.Intracomm,
         zeros: Any,
-        options: GroupOptions,
+        options: CollectiveOptions,
         *,
         trigger: str,
         **given: Any,

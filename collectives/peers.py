@@ -10,7 +10,6 @@ import numpy as np
 
 from collectives import device
 from collectives.agreement import raise_collectively
-from collectives.options import CollectiveOptions
 from collectives.planned import Planned, PlannedCollective
 from collectives.result import Result
 from collectives.statistics import Statistics
@@ -40,7 +39,6 @@ class PeerCollective(PlannedCollective):
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
     """
 
-    _options = CollectiveOptions
     # The engine takes the application's arrays as they are, since none is fp16 or bf16.
     _takes_blocks = True
 
@@ -64,16 +62,32 @@ class PeerCollective(PlannedCollective):
         messages = self.comm.Dup()
         self._communicators = (*self._communicators, messages)
         whole = any(messages.allgather(self.engine == "none"))
+        sharing = given["transport"] != "messages" and len(node.ranks) > 1 and not whole
         mailbox = error = None
         try:
             self.native = native.PeerExchange(**self._common(node, like, given))
-            mailbox = self._make_mailbox(native, messages, like, whole)
+            mailbox = self._make_mailbox(native, messages, like, whole, node.ranks, sharing)
         except Exception as problem:  # including those of the method's factory
             error = problem
         raise_collectively(self.comm, error)
+        assert mailbox is not None
+        failure = node.share(mailbox.queues) if sharing else None
+        if given["transport"] == "shared":
+            why_not = failure or node.elsewhere
+            raise_collectively(
+                self.comm, RuntimeError(f"transport: {why_not}") if why_not else None
+            )
         self.native.attach(mailbox)
 
-    def _make_mailbox(self, native: Any, messages: MPI.Intracomm, like: Any, whole: bool) -> Any:
+    def _make_mailbox(
+        self,
+        native: Any,
+        messages: MPI.Intracomm,
+        like: Any,
+        whole: bool,
+        ranks: list[int],
+        sharing: bool,
+    ) -> Any:
         """Make the mailbox, which sends and receives.
 
         Raises:
@@ -87,7 +101,7 @@ class PeerCollective(PlannedCollective):
         self._takes_blocks = all(wide is None for wide in self._wide)
         wider = self._wider(arrays)
         _check_finite("like", wider)
-        mailbox = native.Mailbox(messages, wider, whole)
+        mailbox = native.Mailbox(messages, wider, whole, ranks, sharing)
         mailbox.attach(self._make_protocol(mailbox.deciding))
         return mailbox
 
@@ -229,8 +243,8 @@ class PeerCollective(PlannedCollective):
 
     @property
     def transport(self) -> str:
-        """ "messages", for any `transport` given: peers do not use shared memory."""
-        return "messages"
+        """ "shared" if vectors to any rank are sent in shared memory, else "messages"."""
+        return "shared" if self.native.mailbox.queues.in_use else "messages"
 
     # Vectors of fp16 and bf16 are single precision here
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
     from typing_extensions import Unpack
 
-    from collectives.options import GroupOptions
+    from collectives.options import CollectiveOptions
 
 __all__ = ["ReadyGroupAllreduce", "dynamic_weights"]
 
@@ -67,7 +67,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         controller_only: whether that rank only runs the controller: it makes no calls, is in no
             group, and its vector does not count in averages over all ranks, which it calls like the
             others. N is then one less. (`participates` tells which ranks make calls.)
-        **options: see `GroupOptions`.
+        **options: see `CollectiveOptions`.
 
     Attributes:
         group_size, weights, alpha, missing, history, controller_rank, controller_only: as given or
@@ -104,7 +104,7 @@ class ReadyGroupAllreduce(FormedGroupCollective):
         sync_every: int = 1,
         controller_rank: int = 0,
         controller_only: bool = False,
-        **options: Unpack[GroupOptions],
+        **options: Unpack[CollectiveOptions],
     ):
         self._initial_model: Any = None
 

@@ -71,7 +71,7 @@ def resolve(like, options, **given) -> dict:
     """Return the settings of a collective: arguments, else variables, else defaults.
 
     Args:
-        options: see `GroupOptions`; those that are unknown are ignored.
+        options: see `CollectiveOptions`; those that are unknown are ignored.
         given: the other arguments.
     """
     for name in VARIABLES:

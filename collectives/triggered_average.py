@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
     from collectives.engine.calls import Call
     from collectives.node import Node
-    from collectives.options import GroupOptions
+    from collectives.options import CollectiveOptions
     from collectives.result import Result
 
 __all__ = ["TriggeredAverage"]
@@ -38,7 +38,7 @@ class TriggeredAverage(Collective):
         comm, like: those of `GroupAllreduce`; the values of `like` have no effect.
         sync_period: τ, at least 1: a rank's τ-th call since the last average starts the next one.
         weights, contraction, wire_dtype: those of `GroupAllreduce`.
-        **options: see `GroupOptions`.
+        **options: see `CollectiveOptions`.
 
     Attributes:
         comm, rank, size: the communicator given, this rank in it, and its number of ranks.
@@ -63,7 +63,7 @@ class TriggeredAverage(Collective):
         weights: str = "given",
         contraction: float = 0.9,
         wire_dtype: npt.DTypeLike | None = None,
-        **options: Unpack[GroupOptions],
+        **options: Unpack[CollectiveOptions],
     ):
         self._construct(
             comm,

@@ -31,8 +31,7 @@ from collectives import (
     graphs,
 )
 
-# Averages over all ranks are tested with each transport elsewhere; peers always send messages.
-pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages")]
+pytestmark = pytest.mark.mpi
 
 ALL = {
     "neighbors": NeighborAverage,

@@ -12,7 +12,7 @@ from together import assert_equal_everywhere, interrupted, same_everywhere, wait
 
 from collectives import ClosedError, NeighborAverage, QueuedNeighborAverage
 
-pytestmark = [pytest.mark.mpi, pytest.mark.transports("messages"), pytest.mark.ranks(4)]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(4)]
 
 # Elements of a vector that travels in blocks.
 LONG = 800_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import Signal, is_open_mpi
-from together import NEVER, RULES, compute_until, same_everywhere, wait_until
+from together import NEVER, RULES, compute_until, memory_denied, same_everywhere, wait_until
 
 from collectives import GroupAllreduce
 from collectives.memory import windows
@@ -184,22 +184,6 @@ def test_memory_that_not_all_ranks_can_share_is_refused_alike(job):
 
 
 # No memory to share
-
-
-@contextlib.contextmanager
-def memory_denied(monkeypatch, where):
-    """On this rank no memory can be made that others can map, or none of others' be mapped."""
-    name = {"making": "memfd_create", "mapping": "open"}[where]
-    real = getattr(os, name)
-
-    def deny(path, *arguments, **options):
-        if where == "mapping" and not str(path).startswith("/proc/"):
-            return real(path, *arguments, **options)
-        raise PermissionError(f"{where} is denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, name, deny)
-        yield
 
 
 def windows_of_earlier_tests(comm):

@@ -245,3 +245,19 @@ def schedule_mean(arrays, weights):
         arrays = [weighted(arrays[i], weights[i], arrays[i + 1], weights[i + 1]) for i in pairs]
         weights = [weights[i] + weights[i + 1] for i in pairs]
     return arrays[0]
+
+
+@contextlib.contextmanager
+def memory_denied(monkeypatch, where):
+    """On this rank no memory can be made that others can map, or none of others' be mapped."""
+    name = {"making": "memfd_create", "mapping": "open"}[where]
+    real = getattr(os, name)
+
+    def deny(path, *arguments, **options):
+        if where == "mapping" and not str(path).startswith("/proc/"):
+            return real(path, *arguments, **options)
+        raise PermissionError(f"{where} is denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, deny)
+        yield

@@ -17,8 +17,11 @@ from collectives.engine.messages cimport (
     EPOCH,
     HOLDS,
     KIND,
+    MODEL,
+    NOTHING,
     NUMBER,
     SHORT,
+    VECTOR,
     WHOLE,
     Message,
     header,
@@ -52,16 +55,19 @@ cdef class Mailbox(PeerRankPort):
         like: list of float32 or float64 arrays, the model at the start.
         whole: whether vectors are copied into their messages, the same on all ranks: where a rank
             has no progress thread, what it has sent must arrive without its participation.
+        ranks: those of this node, sorted.
+        sharing: whether ranks of a node send each other vectors in memory that they share, the same
+            on all ranks.
 
     Attributes:
         deciding: the `PeerRankProtocol` whose port it is.
         progress_count: number of messages received; `bytes_sent`: bytes of vectors sent.
     """
 
-    def __init__(self, Comm comm, like, bint whole):
+    def __init__(self, Comm comm, like, bint whole, ranks, bint sharing):
         self.layout = Layout([array.dtype.name for array in like],
                              [array.size for array in like], False)
-        self.messages = Transfers(comm, self.layout, whole)
+        self.messages = Transfers(comm, self.layout, whole, ranks, sharing)
         self.vectors = PeerVectors(like, self.messages)
         self.deciding = PeerRankProtocol(self)
 
@@ -69,6 +75,11 @@ cdef class Mailbox(PeerRankPort):
     def vectors_kept(self):
         """The most vectors, besides the model and its change, that had memory at the same time."""
         return self.messages.made[<int>WHOLE]
+
+    @property
+    def queues(self):
+        """The `NodeQueues` to and from ranks of this node."""
+        return self.messages.queues
 
     def attach(self, PeerProtocol exchanging):
         """Set the protocol whose port is `deciding`."""
@@ -95,12 +106,14 @@ cdef class Mailbox(PeerRankPort):
         return self.advance() or self.vectors.first != NULL or self.messages.is_busy()
 
     cdef bint advance(self) noexcept nogil:
-        """Execute recorded steps as far as possible now; return whether any advanced."""
-        if not self.vectors.run():
-            return False
-        self.messages.progress_blocks()
-        self.messages.moved += 1
-        return True
+        """Execute recorded steps as far as possible now; return whether any advanced.
+
+        What these cannot use yet is received after them.
+        """
+        cdef bint advanced = self.vectors.run()
+        self.messages.progress_blocks(advanced)
+        self.messages.moved += advanced
+        return advanced
 
     cdef void _deliver(self) noexcept nogil:
         """Deliver the messages that have arrived to the protocol."""
@@ -156,7 +169,8 @@ cdef class Mailbox(PeerRankPort):
         if message == NULL:
             return
         message.uses = 1
-        self._head(message, kind, number, weight, vector != NULL)
+        self._head(message, kind, number, weight, NOTHING if vector == NULL else
+                   MODEL if vector == self.vectors.model else VECTOR)
         if inside:
             self.messages.blocks.copy(0, message.memory, vector)
         elif vector != NULL:
@@ -168,7 +182,7 @@ cdef class Mailbox(PeerRankPort):
         self.written = message
 
     cdef void _head(
-        self, Message *message, int kind, long long number, double weight, bint holds
+        self, Message *message, int kind, long long number, double weight, int holds
     ) noexcept nogil:
         header(message)[KIND] = kind
         header(message)[NUMBER] = number
@@ -189,7 +203,13 @@ cdef class Mailbox(PeerRankPort):
             transfer = self.messages.send(destination, self.sending.memory)
             transfer.sibling = self.sending.outgoing
             self.sending.outgoing = transfer
-        if header(self.written)[HOLDS]:
+        self._count(self.written, destination)
+
+    cdef void _count(self, Message *message, int destination) noexcept nogil:
+        """Count the bytes of a message's vector, unless it is copied within the node."""
+        cdef long long holds = header(message)[HOLDS]
+        cdef bint near = self.messages.queues.reaches(destination)
+        if holds == VECTOR and not (near and self.messages.inside) or holds == MODEL and not near:
             self.bytes_sent += self.layout.size - HEADER
 
     cdef double mix(self, int source, double keep, double share) noexcept nogil:
@@ -208,16 +228,16 @@ cdef class Mailbox(PeerRankPort):
             self._do_inside()
             # The received message itself is sent back.
             transfer.space = NULL
-            self._head(message, kind, number, 0, True)
+            self._head(message, kind, number, 0, VECTOR)
             message.uses = 1
         else:
             self._write(kind, number, 0, NULL)
             message = self.written
             if message == NULL or not self.messages.has_spare(False):
                 return
-            header(message)[HOLDS] = True
+            header(message)[HOLDS] = VECTOR
         if not self.messages.ending and self.messages.post(message, source):
-            self.bytes_sent += self.layout.size - HEADER
+            self._count(message, source)
             if not self.messages.inside:
                 step.outgoing = self.messages.send(source, NULL)
                 step.outgoing.back = transfer

@@ -1,6 +1,7 @@
 from mpi4py.libmpi cimport MPI_Datatype, MPI_Message, MPI_Request
 
 from collectives.engine.counted_messages cimport CountedMessages
+from collectives.engine.node_queues cimport NodeQueues
 from collectives.memory.layout cimport Layout
 
 cdef enum:
@@ -9,8 +10,13 @@ cdef enum:
     NUMBER
     EPOCH
     WEIGHT
-    # Whether a vector is inside the message or follows it.
+    # NOTHING, or a vector: inside the message or following it, and whether it is the model.
     HOLDS
+
+cdef enum:
+    NOTHING
+    VECTOR
+    MODEL
 
 cdef enum Room:
     # What memory is for: a header; a header and a vector; a few blocks of a vector, in turns.
@@ -31,6 +37,11 @@ cdef struct Message:
 cdef struct MessageList:
     Message *first
     Message *last
+
+cdef struct Held:
+    # A message that the queue to its destination has had no room for yet.
+    Message *message
+    int destination
 
 cdef inline long long *header(Message *message) noexcept nogil:
     return <long long *>message.memory
@@ -62,9 +73,19 @@ cdef class Messages(CountedMessages):
     cdef Message **carried
     cdef int *indices
     cdef int count, room
+    # Queues to and from ranks of the node; messages that wait for room there, how many these are,
+    # and for how many there is memory.
+    cdef NodeQueues queues
+    cdef Held *held
+    cdef int held_count, held_room
 
     cdef void progress(self) noexcept nogil
     cdef void _move_blocks(self) noexcept nogil
+    cdef bint uses_mpi(self) noexcept nogil
+    cdef void _read_queues(self) noexcept nogil
+    cdef bint _hold(self, Message *message, int destination) noexcept nogil
+    cdef bint _is_held(self, int destination, int end) noexcept nogil
+    cdef void _write_held(self) noexcept nogil
     cdef bint _receive(self) noexcept nogil
     cdef void _test(self) noexcept nogil
     cdef Message *arrived(self, long long epoch) noexcept nogil

@@ -1,4 +1,7 @@
-"""Messages from one rank to another: a header, followed by a vector if that is short."""
+"""Messages from one rank to another: a header, followed by a vector if that is short.
+
+Between ranks of one node they are in queues that these share, else they are MPI's.
+"""
 
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -23,6 +26,7 @@ from mpi4py.libmpi cimport (
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.counted_messages cimport CountedMessages
+from collectives.engine.node_queues cimport NodeQueues
 from collectives.engine.tags cimport MESSAGE_TAG
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.exchange.return_codes cimport check
@@ -79,12 +83,17 @@ cdef class Messages(CountedMessages):
         comm: a communicator that only these messages use.
         layout: the vectors' layout.
         inside: whether long vectors are sent inside their messages too, the same on all ranks.
+        ranks: those of this node, sorted.
+        sharing: whether to share memory with these, the same on all ranks.
     """
 
-    def __init__(self, Comm comm, Layout layout, bint inside):
+    def __init__(self, Comm comm, Layout layout, bint inside, ranks, bint sharing):
         CountedMessages.__init__(self, comm)
         self.layout = layout
         self.inside = inside or layout.size - HEADER <= LONGEST_INSIDE
+        self.queues = NodeQueues(
+            comm.Get_rank(), self.size, ranks, layout.size if self.inside else HEADER, layout.size,
+            sharing)
         self.bytes[<int>SHORT] = HEADER
         self.bytes[<int>WHOLE] = layout.size
         check(&self.error, MPI_Type_contiguous(LINE, MPI_BYTE, &self.line))
@@ -101,6 +110,7 @@ cdef class Messages(CountedMessages):
         free(self.requests)
         free(self.carried)
         free(self.indices)
+        free(self.held)
 
     cdef int _allocate_reserve(self) except -1:
         """Allocate messages with which to receive when no memory is left.
@@ -125,6 +135,11 @@ cdef class Messages(CountedMessages):
     cdef void progress(self) noexcept nogil:
         """Send and receive as far as possible without waiting."""
         cdef int received
+        if self.queues.in_use:
+            self._write_held()
+            self._read_queues()
+        if not self.uses_mpi():
+            return
         pthread_mutex_lock(&mpi_mutex)
         for received in range(MOST_AT_ONCE):
             if not self._receive():
@@ -135,6 +150,29 @@ cdef class Messages(CountedMessages):
 
     cdef void _move_blocks(self) noexcept nogil:
         """Send and receive the blocks that follow messages; the MPI mutex is held."""
+
+    cdef bint uses_mpi(self) noexcept nogil:
+        """Return whether a message to or from this rank may be MPI's."""
+        return not self.queues.everywhere or self.count > 0
+
+    cdef void _read_queues(self) noexcept nogil:
+        """Receive the messages of this node's ranks."""
+        cdef int i, received, source
+        cdef Py_ssize_t length
+        cdef Message *message
+        for i in range(self.queues.count):
+            source = self.queues.others[i]
+            for received in range(MOST_AT_ONCE):
+                length = self.queues.next(source)
+                if length == 0:
+                    break
+                message = self._allocate_to_receive(WHOLE if length > HEADER else SHORT)
+                if message == NULL:
+                    return
+                message.source = source
+                message.complete = True
+                self.queues.read(source, message.memory, length)
+                append(&self.coming, message)
 
     cdef bint _receive(self) noexcept nogil:
         """Begin to receive a message; return whether one had come; the MPI mutex is held."""
@@ -285,6 +323,13 @@ cdef class Messages(CountedMessages):
         Return False, and set an error, if there is no memory: then nothing is sent.
         """
         cdef int lines = <int>(self.bytes[<int>message.room] // LINE)
+        if self.queues.reaches(destination):
+            if (self._is_held(destination, self.held_count) or not self.queues.write(
+                    destination, message.memory, self.bytes[<int>message.room])):
+                if not self._hold(message, destination):
+                    return False
+            self.posted[destination] += 1
+            return True
         if not self._has_room(False):
             return False
         message.uses += 1
@@ -297,14 +342,53 @@ cdef class Messages(CountedMessages):
         self.posted[destination] += 1
         return True
 
+    cdef bint _hold(self, Message *message, int destination) noexcept nogil:
+        """Keep a message until the queue has room; return False, with an error, without memory."""
+        cdef int room
+        cdef void *held
+        if self.held_count == self.held_room:
+            room = max(2 * self.held_room, 16)
+            held = resized(self.held, room * sizeof(Held))
+            if held == NULL:
+                self.error = MPI_ERR_NO_MEM
+                return False
+            self.held, self.held_room = <Held *>held, room
+        message.uses += 1
+        self.held[self.held_count].message = message
+        self.held[self.held_count].destination = destination
+        self.held_count += 1
+        return True
+
+    cdef bint _is_held(self, int destination, int end) noexcept nogil:
+        """Return whether one of the first `end` messages that are held is to this rank."""
+        cdef int i
+        for i in range(end):
+            if self.held[i].destination == destination:
+                return True
+        return False
+
+    cdef void _write_held(self) noexcept nogil:
+        """Write those messages that queues have room for now, in order."""
+        cdef int i, kept = 0, count = self.held_count
+        cdef Held each
+        for i in range(count):
+            each = self.held[i]
+            if not self._is_held(each.destination, kept) and self.queues.write(
+                    each.destination, each.message.memory, self.bytes[<int>each.message.room]):
+                self.release(each.message)
+            else:
+                self.held[kept] = each
+                kept += 1
+        self.held_count = kept
+
     cdef bint is_busy(self) noexcept nogil:
         """Return whether anything is in flight."""
-        return self.count > 0
+        return self.count > 0 or self.held_count > 0
 
     # The end
 
     cdef bint is_over(self) noexcept nogil:
-        return CountedMessages.is_over(self) and self.count == 0
+        return CountedMessages.is_over(self) and self.count == 0 and self.held_count == 0
 
     cdef void free_type(self) noexcept nogil:
         """Free the MPI datatype, once all messages are complete; the MPI mutex is held."""

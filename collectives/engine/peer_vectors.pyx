@@ -39,7 +39,7 @@ cdef class PeerVectors:
         self.arrays = self.change_arrays + count
         self.kept_arrays = self.arrays + count
         self.earlier_arrays = self.kept_arrays + count
-        self.model = allocate(self.layout.size)
+        self.model = messages.queues.model
         # These take no physical memory before they are written to.
         self.change = allocate(self.layout.size)
         self.kept = allocate(AHEAD * self.blocks.length)
@@ -60,7 +60,6 @@ cdef class PeerVectors:
             following = self.idle.next
             free(self.idle)
             self.idle = following
-        free(self.model)
         free(self.change)
         free(self.earlier)
         free(self.kept)
@@ -175,7 +174,8 @@ cdef class PeerVectors:
         if step.what in (MIX, HALVE):
             if step.source == NULL:
                 return True
-            if step.source.complete <= block:
+            if step.source.complete <= block and (
+                    step.what == HALVE or not self.messages.offers(step.source, block)):
                 return False
         if step.what == RETURN and step.share == 1:
             return True
@@ -230,7 +230,7 @@ cdef class PeerVectors:
                 self.blocks.scale(block, x, self.arrays, 1)
             else:
                 self.blocks.combine(block, x, x, step.keep, self.arrays, step.share)
-            step.source.used = block + 1
+            self.messages.use(step.source, block)
         elif step.what == HALVE:
             self._halve(step, block)
         else:
@@ -266,9 +266,11 @@ cdef class PeerVectors:
             step.source.used = block + 1
 
     cdef void _locate(self, Transfer *transfer, int block) noexcept nogil:
-        """Locate the arrays of which this received block is a part."""
-        self.layout.locate(
-            self.arrays, self.messages.place(transfer, block) - self.blocks.begin(block))
+        """Locate the arrays of which this block, which another rank has sent, is a part."""
+        cdef char *place = (
+            self.messages.place(transfer, block) if transfer.complete > block
+            else self.messages.show(transfer, block))
+        self.layout.locate(self.arrays, place - self.blocks.begin(block))
 
     cdef void _remove_done(self) noexcept nogil:
         cdef Step *step = self.first

@@ -12,5 +12,6 @@ cdef class PeerExchange(ProtocolCalls):
     # The mailbox has work in flight.
     cdef bint carries
 
+    cdef void _serve_mailbox(self) noexcept nogil
     cdef void _catch_up_with_messages(self) noexcept nogil
     cdef int _call_with(self, vector, Handover handover) except -1

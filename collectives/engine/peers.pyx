@@ -62,9 +62,12 @@ cdef class PeerExchange(ProtocolCalls):
     # Progress
 
     cdef void advance(self) noexcept nogil:
+        ProtocolCalls.advance(self)
+        self._serve_mailbox()
+
+    cdef void _serve_mailbox(self) noexcept nogil:
         cdef long long progress_count = self.mailbox.progress_count
         cdef long long moved = self.mailbox.messages.moved
-        ProtocolCalls.advance(self)
         self.carries = self.mailbox.progress()
         if self.mailbox.progress_count != progress_count:
             self.rhythm.beat(now())
@@ -72,6 +75,12 @@ cdef class PeerExchange(ProtocolCalls):
         self.reduction.progress_count += self.mailbox.messages.moved != moved
         if self.mailbox.error() != 0:
             self.error = self.mailbox.error()
+
+    cdef bint is_in_memory(self) noexcept nogil:
+        return not self.mailbox.messages.uses_mpi()
+
+    cdef void progress_in_memory(self) noexcept nogil:
+        self._serve_mailbox()
 
     cdef bint is_busy(self) noexcept nogil:
         return ProtocolCalls.is_busy(self) or self.carries or not self.deciding.has_answered()

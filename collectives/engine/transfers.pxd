@@ -19,6 +19,10 @@ cdef struct Transfer:
     # request.
     int ready, begun, complete, used
     MPI_Request *requests
+    # Whether the receiver copies the blocks from the sender's model, in memory that both map; then,
+    # how many blocks were sent so before, and those of an outgoing one that have been offered.
+    bint in_memory
+    unsigned long long before
     # Of an incoming transfer: whether a step uses its blocks; whether none ever will.
     bint claimed, dropped
     # Of a transfer that is sent back from an incoming one's memory: the incoming one.
@@ -44,9 +48,25 @@ cdef class Transfers(Messages):
     cdef Transfer *idle
     cdef int spare
     cdef TransferList incoming, outgoing
+    # By rank, the number of blocks that were sent to it in memory, and that it has sent so.
+    cdef unsigned long long *shown
+    cdef unsigned long long *seen
+    # How many transfers are not in memory.
+    cdef int by_mpi
 
-    cdef void progress_blocks(self) noexcept nogil
+    cdef void progress_blocks(self, bint advanced) noexcept nogil
     cdef Transfer *send(self, int destination, char *memory) noexcept nogil
+    cdef void _note_in_memory(
+        self, Transfer *transfer, bint in_memory, unsigned long long *blocks) noexcept nogil
+    cdef void _move_in_memory(self) noexcept nogil
+    cdef void _offer(self, Transfer *transfer) noexcept nogil
+    cdef void _copy_offered(self, Transfer *transfer) noexcept nogil
+    cdef bint offers(self, Transfer *transfer, int block) noexcept nogil
+    cdef char *show(self, Transfer *transfer, int block) noexcept nogil
+    cdef void use(self, Transfer *transfer, int block) noexcept nogil
+    cdef void _pass(self, Transfer *transfer, int block) noexcept nogil
+    cdef void _release_dropped(self, Transfer *transfer) noexcept nogil
+    cdef bint _is_oldest_in_memory(self, Transfer *transfer) noexcept nogil
     cdef Transfer *expect(self, Message *message) noexcept nogil
     cdef Transfer *claim(self, int source) noexcept nogil
     cdef void drop_all(self) noexcept nogil

@@ -5,6 +5,9 @@ the block has memory. If a step is using the vector, only a few blocks have memo
 all. A short vector is inside its message, and is treated like one whose blocks have all arrived.
 The blocks of vectors that no step will use are received into one block, allocated at the start, so
 that their senders complete.
+
+Between ranks of one node, the blocks of a model are not sent: the receiver copies them, in the order
+in which models were sent, from the sender's memory, while the sender does not overwrite them.
 """
 
 from libc.stdlib cimport free
@@ -19,17 +22,29 @@ from mpi4py.libmpi cimport (
 )
 from mpi4py.MPI cimport Comm
 
-from collectives.engine.messages cimport TURNS, WHOLE, Message, Messages, weight_in
+from collectives.engine.messages cimport (
+    HOLDS,
+    MODEL,
+    TURNS,
+    WHOLE,
+    Message,
+    Messages,
+    header,
+    weight_in,
+)
 from collectives.engine.tags cimport BLOCK_TAG
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.exchange.return_codes cimport check
-from collectives.memory.allocation cimport allocate, zeroed
+from collectives.memory.allocation cimport LINE, allocate, round_up, zeroed
 from collectives.memory.blocks cimport Blocks
 from collectives.memory.layout cimport Layout
 
 cdef enum:
-    # Bytes of a block; how many blocks of a vector have memory at a time while a step uses it.
-    BLOCK = 1048576
+    # Bytes of the shortest and the longest block, and into how many a vector is divided between.
+    SHORTEST = 65536
+    LONGEST = 262144
+    BLOCKS = 8
+    # How many blocks of a vector have memory at a time while a step uses it.
     DEPTH = 4
 
 
@@ -45,16 +60,25 @@ cdef void free_transfers(Transfer *transfer) noexcept nogil:
         transfer = following
 
 
+cdef Py_ssize_t block_of(Py_ssize_t size) noexcept:
+    """Return the bytes of a block: ranks use one while the next are on their way."""
+    return round_up(min(max(size // BLOCKS, SHORTEST), LONGEST), LINE)
+
+
 cdef class Transfers(Messages):
     """Messages, and the vectors that follow them.
 
     Args:
-        comm, layout, inside: see `Messages`.
+        comm, layout, inside, ranks, sharing: see `Messages`.
     """
 
-    def __init__(self, Comm comm, Layout layout, bint inside):
-        Messages.__init__(self, comm, layout, inside)
-        self.blocks = Blocks(layout, layout.size if self.inside else BLOCK)
+    def __init__(self, Comm comm, Layout layout, bint inside, ranks, bint sharing):
+        Messages.__init__(self, comm, layout, inside, ranks, sharing)
+        self.shown = <unsigned long long *>zeroed(2 * self.size, sizeof(unsigned long long))
+        if self.shown == NULL:
+            raise MemoryError
+        self.seen = self.shown + self.size
+        self.blocks = Blocks(layout, layout.size if self.inside else block_of(layout.size))
         self.bytes[<int>TURNS] = DEPTH * self.blocks.length
         while self.spare <= self.reserved:
             if not self._add_spare():
@@ -71,12 +95,19 @@ cdef class Transfers(Messages):
         free_transfers(self.outgoing.first)
         free(self.discarded)
         free(self.zeros)
+        free(self.shown)
 
-    cdef void progress_blocks(self) noexcept nogil:
-        """Send and receive all blocks that can be now."""
-        pthread_mutex_lock(&mpi_mutex)
-        self._move_blocks()
-        pthread_mutex_unlock(&mpi_mutex)
+    cdef bint uses_mpi(self) noexcept nogil:
+        return self.by_mpi > 0 or Messages.uses_mpi(self)
+
+    cdef void progress_blocks(self, bint advanced) noexcept nogil:
+        """Send and receive all blocks that can be now; by MPI only if steps have advanced."""
+        if self.queues.in_use:
+            self._move_in_memory()
+        if advanced and self.by_mpi > 0:
+            pthread_mutex_lock(&mpi_mutex)
+            self._move_blocks()
+            pthread_mutex_unlock(&mpi_mutex)
 
     cdef Transfer *send(self, int destination, char *memory) noexcept nogil:
         """Begin to send a vector after its message; its blocks are sent once they are `ready`.
@@ -85,7 +116,21 @@ cdef class Transfers(Messages):
         """
         cdef Transfer *transfer = self._new_transfer(&self.outgoing, destination)
         transfer.memory = memory
+        self._note_in_memory(
+            transfer, memory == self.queues.model and self.queues.reaches(destination),
+            &self.shown[destination])
         return transfer
+
+    cdef void _note_in_memory(
+        self, Transfer *transfer, bint in_memory, unsigned long long *blocks
+    ) noexcept nogil:
+        """Note whether the blocks of a transfer are copied in memory, after so many others."""
+        transfer.in_memory = in_memory
+        if in_memory:
+            transfer.before = blocks[0]
+            blocks[0] += self.blocks.count
+        else:
+            self.by_mpi += 1
 
     cdef Transfer *expect(self, Message *message) noexcept nogil:
         """Begin to receive the vector in, or after, a message; only if `has_spare`."""
@@ -95,6 +140,9 @@ cdef class Transfers(Messages):
             transfer.space = message
             transfer.memory = message.memory
             transfer.begun = transfer.complete = self.blocks.count
+        self._note_in_memory(
+            transfer, message.room != WHOLE and header(message)[HOLDS] == MODEL
+            and self.queues.reaches(message.source), &self.seen[message.source])
         return transfer
 
     cdef Transfer *claim(self, int source) noexcept nogil:
@@ -186,16 +234,105 @@ cdef class Transfers(Messages):
         among.last = transfer
         return transfer
 
+    cdef void _move_in_memory(self) noexcept nogil:
+        """Offer and copy the blocks of models in memory that ranks share, as far as possible."""
+        cdef Transfer *transfer = self.outgoing.first
+        while transfer != NULL:
+            if transfer.in_memory:
+                self._offer(transfer)
+            transfer = transfer.next
+        self._remove_done(&self.outgoing)
+        # The memory of dropped vectors is recycled before others need some.
+        transfer = self.incoming.first
+        while transfer != NULL:
+            if transfer.in_memory and transfer.dropped:
+                self._release_dropped(transfer)
+            transfer = transfer.next
+        self._remove_done(&self.incoming)
+        transfer = self.incoming.first
+        while transfer != NULL:
+            if transfer.in_memory and transfer.complete < self.blocks.count:
+                self._copy_offered(transfer)
+            transfer = transfer.next
+
+    cdef void _offer(self, Transfer *transfer) noexcept nogil:
+        """Offer the blocks that are ready, and note which the receiver has released."""
+        cdef unsigned long long released
+        if transfer.begun < transfer.ready and self._is_next(&self.outgoing, transfer):
+            transfer.begun = transfer.ready
+            self.queues.offer(transfer.peer, transfer.before + transfer.begun)
+        released = self.queues.released(transfer.peer)
+        if released > transfer.before + transfer.complete:
+            # Blocks that the receiver does not need, it may have released before they were offered.
+            released = min(released - transfer.before, <unsigned long long>transfer.begun)
+            self.moved += <int>released - transfer.complete
+            transfer.complete = <int>released
+        transfer.used = transfer.complete
+
+    cdef void _release_dropped(self, Transfer *transfer) noexcept nogil:
+        """Let the sender overwrite all blocks of a vector that no step will use."""
+        if transfer.complete < self.blocks.count and self._is_oldest_in_memory(transfer):
+            self.use(transfer, self.blocks.count - 1)
+            self.moved += 1
+        transfer.used = transfer.complete
+
+    cdef void _copy_offered(self, Transfer *transfer) noexcept nogil:
+        """Copy the blocks that are offered and have memory."""
+        cdef int block, begun = transfer.begun, end
+        if not self.offers(transfer, begun) or not self._has_memory(transfer):
+            return
+        end = <int>min(self.queues.offered(transfer.peer) - transfer.before,
+                       <unsigned long long>self.blocks.count)
+        if transfer.in_turns:
+            end = min(end, transfer.used + DEPTH)
+        for block in range(begun, end):
+            self.layout.space.copy(
+                self.place(transfer, block), self.show(transfer, block), self.blocks.size(block))
+            self._pass(transfer, block)
+        self.moved += end - begun
+
+    cdef bint offers(self, Transfer *transfer, int block) noexcept nogil:
+        """Return whether a step may use this block, the next, where its sender has it."""
+        return (transfer.in_memory and self._is_oldest_in_memory(transfer)
+                and self.queues.offered(transfer.peer) > transfer.before + block)
+
+    cdef char *show(self, Transfer *transfer, int block) noexcept nogil:
+        """Return where the sender has a block that it `offers`."""
+        return self.queues.models[transfer.peer] + self.blocks.begin(block)
+
+    cdef void use(self, Transfer *transfer, int block) noexcept nogil:
+        """Note that a step has used a block."""
+        transfer.used = block + 1
+        if transfer.complete <= block:
+            self._pass(transfer, block)
+
+    cdef void _pass(self, Transfer *transfer, int block) noexcept nogil:
+        """Let the sender overwrite a block that it has offered, and those before it."""
+        transfer.begun = transfer.complete = block + 1
+        self.queues.release(transfer.peer, transfer.before + transfer.complete)
+
+    cdef bint _is_oldest_in_memory(self, Transfer *transfer) noexcept nogil:
+        """Return whether all models that the rank has sent before in memory are complete."""
+        cdef Transfer *each = self.incoming.first
+        while each != transfer:
+            if (each.peer == transfer.peer and each.in_memory
+                    and each.complete < self.blocks.count):
+                return False
+            each = each.next
+        return True
+
     cdef void _move_blocks(self) noexcept nogil:
         cdef Transfer *transfer = self.outgoing.first
         while transfer != NULL:
-            self._move_out(transfer)
+            if not transfer.in_memory:
+                self._move_out(transfer)
             transfer = transfer.next
         self._remove_done(&self.outgoing)
         self._finish_dropped()
         transfer = self.incoming.first
         while transfer != NULL:
-            self._move_in(transfer)
+            if not transfer.in_memory:
+                self._move_in(transfer)
             transfer = transfer.next
         self._remove_done(&self.incoming)
 
@@ -216,7 +353,7 @@ cdef class Transfers(Messages):
         """Recycle the memory of dropped vectors, before other vectors need some."""
         cdef Transfer *transfer = self.incoming.first
         while transfer != NULL:
-            if transfer.dropped:
+            if transfer.dropped and not transfer.in_memory:
                 self._complete(transfer)
                 transfer.used = transfer.complete
             transfer = transfer.next
@@ -303,6 +440,7 @@ cdef class Transfers(Messages):
                 if transfer.space != NULL:
                     self.recycle(transfer.space)
                     transfer.space = NULL
+                self.by_mpi -= not transfer.in_memory
                 self._put_aside(transfer)
             transfer = following
 

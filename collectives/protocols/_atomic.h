@@ -14,3 +14,8 @@ static inline bool atomic_swap(unsigned long long *word, unsigned long long old,
     return __atomic_compare_exchange_n(word, &old, next, false, __ATOMIC_SEQ_CST,
                                        __ATOMIC_SEQ_CST);
 }
+
+static inline void atomic_store(unsigned long long *word, unsigned long long value)
+{
+    __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import AVERAGE_STATE, CORRECTION, GRAPH
+from wagma.methods.shared import AVERAGE_STATE, CORRECTION, GRAPH, TRANSPORT
 
 METHOD = Method(
     "ad-psgd",
@@ -23,6 +23,7 @@ METHOD = Method(
             metavar="STEPS",
             simulated=False,
         ),
+        TRANSPORT,
     ),
     color="#E69F00",
     seeded=True,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import GRAPH
+from wagma.methods.shared import GRAPH, TRANSPORT
 
 METHOD = Method(
     "d-psgd",
@@ -18,6 +18,7 @@ METHOD = Method(
             "neighbors",
             choices=("neighbors", "global"),
         ),
+        TRANSPORT,
     ),
     color="#009E73",
 )

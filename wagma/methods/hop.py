@@ -9,7 +9,7 @@ from typing import Any
 
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
-from wagma.methods.shared import GRAPH
+from wagma.methods.shared import GRAPH, TRANSPORT
 
 
 def gap(text: str) -> int | str | None:
@@ -105,6 +105,7 @@ METHOD = Method(
     options=(
         replace(GRAPH, default="ring-based"),
         *SETTINGS,
+        TRANSPORT,
     ),
     color="#44AA99",
     combination=check,

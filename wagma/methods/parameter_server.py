@@ -7,6 +7,7 @@ from typing import Any
 
 from wagma.arguments import not_negative, number, whole
 from wagma.methods.method import Method, Option, on_or_off
+from wagma.methods.shared import TRANSPORT
 
 
 def none_left(backups: int, ranks: int) -> str | None:
@@ -109,6 +110,7 @@ METHOD = Method(
             metavar="E",
             otherwise="1 - outer_momentum",
         ),
+        TRANSPORT,
     ),
     color="#882255",
     combination=check,

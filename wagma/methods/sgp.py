@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from wagma.arguments import whole
 from wagma.methods.method import Method, Option
+from wagma.methods.shared import TRANSPORT
 
 
 def too_many(neighbors: int, ranks: int) -> str | None:
@@ -31,6 +32,7 @@ METHOD = Method(
             metavar="N",
             problem=too_many,
         ),
+        TRANSPORT,
     ),
     color="#56B4E9",
 )

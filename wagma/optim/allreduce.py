@@ -52,7 +52,7 @@ class Allreduce(GradientAveraging):
         *,
         compute_limit: float | None = None,
         comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.GroupOptions],
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -60,7 +60,7 @@ class Allreduce(GradientAveraging):
             optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
             model, comm: as for `Averaging`.
             compute_limit: seconds of a step in which micro-batches begin, above 0; None: no limit.
-            **options: see `collectives.GroupOptions`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.

@@ -113,7 +113,6 @@ class Averaging(Wrapper):
     # How many vectors of the model's length a simulated rank has besides model and gradient.
     _simulated_vectors = 3
     # The options that the constructor takes.
-    _options: type[collectives.CollectiveOptions] = collectives.GroupOptions
     # Whether its collective averages vectors in windows where they are.
     _uses_windows = False
     # What is averaged in addition to the model; `_check_settings` sets another choice.
@@ -126,7 +125,7 @@ class Averaging(Wrapper):
         arguments: dict[str, Any],
         *,
         comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.GroupOptions],
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -137,7 +136,7 @@ class Averaging(Wrapper):
                 on every rank.
             arguments: the method's own, by name, for `_check_settings` and `_make_collective`.
             comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated.
-            **options: see `collectives.GroupOptions`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: the model cannot be averaged (the message names the parameter),
@@ -157,7 +156,7 @@ class Averaging(Wrapper):
             own = self._check_settings(optimizer, **arguments)
         except (TypeError, ValueError) as problem:
             error = problem
-        error = error or unknown_option(type(self), self._options, options)
+        error = error or unknown_option(type(self), collectives.CollectiveOptions, options)
         raise_collectively(comm, error)
         raise_collectively(comm, difference(comm, {"algorithm": type(self).__name__, **own}))
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))

@@ -51,7 +51,7 @@ class EagerSGD(GradientAveraging):
         trigger: str = "solo",
         sync_period: int = 10,
         comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.GroupOptions],
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -61,7 +61,7 @@ class EagerSGD(GradientAveraging):
             trigger: "solo": an average begins when the first rank arrives. "majority": when a rank
                 drawn for it arrives; on average half of the ranks have arrived then.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
-            **options: see `collectives.GroupOptions`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.

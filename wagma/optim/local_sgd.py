@@ -61,7 +61,7 @@ class LocalSGD(Averaging):
         correction: str | None = None,
         comm: MPI.Intracomm | None = None,
         wire_dtype: str | torch.dtype | None = None,
-        **options: Unpack[collectives.GroupOptions],
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -75,7 +75,7 @@ class LocalSGD(Averaging):
             average_state, correction: for ranks with different data, see `Averaging`; a correction
                 needs weights="given".
             wire_dtype: as for `collectives.GroupAllreduce`.
-            **options: see `collectives.GroupOptions`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.

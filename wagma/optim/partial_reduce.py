@@ -31,7 +31,6 @@ class PartialReduce(PeerAveraging):
     """
 
     collective: collectives.ReadyGroupAllreduce
-    _options = collectives.GroupOptions
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class PartialReduce(PeerAveraging):
         controller_rank: int = 0,
         controller_only: bool = False,
         comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.GroupOptions],
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -71,7 +70,7 @@ class PartialReduce(PeerAveraging):
             controller_only: whether that rank makes no steps. It takes part in the other collective
                 methods, without weight: let it `join()`. `collective.participates` tells which
                 ranks make steps.
-            **options: see `collectives.GroupOptions`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import collectives
 from wagma.optim.averaging import Averaging
 
 
@@ -18,7 +17,6 @@ class PeerAveraging(Averaging):
     """
 
     _simulated_vectors = 5  # with some that are in messages
-    _options = collectives.CollectiveOptions
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Take a step of the wrapped optimizer, then call the collective with the model."""

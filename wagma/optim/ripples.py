@@ -33,7 +33,6 @@ class Ripples(PeerAveraging):
     """
 
     collective: collectives.GeneratedGroupAllreduce
-    _options = collectives.GroupOptions
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class Ripples(PeerAveraging):
         controller_only: bool = False,
         seed: int = 0,
         comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.GroupOptions],
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -66,7 +65,7 @@ class Ripples(PeerAveraging):
             controller_rank: the rank whose engine generates groups.
             controller_only: whether that rank makes no steps, as in `PartialReduce`.
             seed: seed of the groups drawn.
-            **options: see `collectives.GroupOptions`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.

@@ -89,7 +89,7 @@ class WAGMA(Averaging):
         correction: str | None = None,
         correction_every: int | str = 1,
         wire_dtype: str | torch.dtype | None = None,
-        **options: Unpack[collectives.GroupOptions],
+        **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
@@ -119,7 +119,7 @@ class WAGMA(Averaging):
                 "all-ranks" averages state, or the mean control variate, in averages over all ranks
                 only. These need late="conserving".
             wire_dtype: as for `collectives.GroupAllreduce`.
-            **options: see `collectives.GroupOptions`.
+            **options: see `collectives.CollectiveOptions`.
 
         Raises:
             TypeError, ValueError: as `Averaging` does.

@@ -108,9 +108,9 @@ class Node:
         self.ranks = [rank for rank in range(comm.size) if node_of[rank] == node_of[comm.rank]]
         self.elsewhere = None if len(self.ranks) == comm.size else "there are several nodes"
 
-    def share(self, native: Part) -> None:
-        """Let the ranks of this node average in shared memory."""
-        native.node.in_use = True
+    def share(self, memory: Any) -> None:
+        """Let the ranks of this node use shared memory."""
+        memory.in_use = True
 
     def free(self) -> None:
         """Free nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from collectives.errors import ClosedError, DisagreementError
@@ -162,7 +163,7 @@ class Mailbox:
         like: list of arrays, the model at the start, as it is kept and sent.
     """
 
-    def __init__(self, comm: Communicator, like: list[Any], whole: bool) -> None:
+    def __init__(self, comm: Communicator, like: list[Any], *_: Any) -> None:
         simulation = comm.ranks.simulation
         assert simulation is not None and isinstance(simulation.method, PeerMethod)
         self.method = simulation.method
@@ -171,6 +172,7 @@ class Mailbox:
         self.method.initialize(self.rank, like, layout)
         self.port = self.method.ports[self.rank]
         self.deciding: PeerRankProtocol = self.port.deciding
+        self.queues = SimpleNamespace(in_use=False)
 
     def attach(self, protocol: Any) -> None:
         """Set the protocol whose port is `deciding`."""
