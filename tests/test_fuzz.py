@@ -8,6 +8,7 @@ from fuzz import formed, queues
 from fuzz.interrupts import Interrupted
 from fuzz.kinds import KINDS, play_kind
 from fuzz.scenario import Failed, Options
+from fuzz.vectors import GUARD
 from together import as_list
 
 from collectives import (
@@ -55,6 +56,15 @@ def one_element_is_wrong(monkeypatch):
         if self.rank == self.size - 1:
             array = as_list(vector)[-1]
             array.view(np.uint8)[-array.itemsize] ^= 1
+
+    original = GroupAllreduce.synchronize
+    monkeypatch.setattr(GroupAllreduce, "synchronize", synchronize)
+
+
+def the_byte_after_an_array_changes(monkeypatch):
+    def synchronize(self, vector):
+        original(self, vector)
+        as_list(vector)[0].base.view(np.uint8)[-GUARD] ^= 1
 
     original = GroupAllreduce.synchronize
     monkeypatch.setattr(GroupAllreduce, "synchronize", synchronize)
@@ -159,6 +169,7 @@ UNEQUAL = "'wait': 'group'.*'weights': 'random 1', 'poison': 0, 'end': 'together
 OWN_EXACT = "OwnPace .*'wire_dtype': None.* float64, poison"
 MISTAKES = [
     (one_element_is_wrong, "groups", "'synchronize'", "vectors differ"),
+    (the_byte_after_an_array_changes, "own-pace", "'synchronize'", "changed alike differ"),
     (
         join_loses_the_last_change,
         "groups",

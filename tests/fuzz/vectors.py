@@ -28,6 +28,8 @@ KIB = 1024
 # Bytes at which an exchange gets another slice, block or algorithm.
 EDGES = (64, 16 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, 1024 * KIB)
 LARGEST_CHANGE = 3
+# Bytes before and after each array that nobody may change, and what they are.
+GUARD, GUARDED = 64, 0xA5
 # How ranks of a node use a vector that a call averages: where it is, if it is in a window, or by
 # the kernel's copies; or through memory that they share.
 WAYS = ("memory", "memory", "windows", "windows", "copies")
@@ -88,12 +90,17 @@ class Shape:
 
     def new(self, summary):
         """Return arrays with this summary."""
-        arrays = self.prepared.pop() if self.prepared else self._zeros()
+        arrays = [*map(between_guards, self.prepared.pop() if self.prepared else self._zeros())]
         self.add(arrays, summary)
         return arrays
 
     def _zeros(self):
-        return [np.zeros(n, DTYPES[dtype]) for n, dtype in zip(self.lengths, self.dtypes)]
+        """Return arrays that have room for guards."""
+        dtypes = [DTYPES[name] for name in self.dtypes]
+        return [
+            np.zeros(n + 2 * GUARD // dtype.itemsize, dtype)
+            for n, dtype in zip(self.lengths, dtypes)
+        ]
 
     def prepare(self, comm, way):
         """Let shared memory be used this way, and the next vectors be in windows; collective."""
@@ -134,8 +141,13 @@ class Shape:
         return np.repeat([index in indices for index in range(len(counts))], counts)
 
     def is_even(self, arrays):
-        """Return whether each array's elements are the same, bit for bit, but at its places."""
+        """Return whether each array's elements are the same, bit for bit, but at its places.
+
+        And whether those are unchanged that guard it, where it is not a copy.
+        """
         for array, places, _ in self._parts(arrays):
+            if array.base is not None and (guards_of(array.base) != GUARDED).any():
+                return False
             bits = array.view(f"u{array.dtype.itemsize}")
             odd = np.flatnonzero(bits != bits[self._anywhere_else(places)])
             if not set(odd.tolist()) <= set(places):
@@ -164,6 +176,17 @@ class Shape:
     def _anywhere_else(self, places):
         """Return the first element that is at no place."""
         return next(i for i in range(len(places) + 1) if i not in places)
+
+
+def guards_of(whole):
+    """Return the bytes that guard the array in the middle of this one."""
+    return whole.view(np.uint8)[np.r_[:GUARD, -GUARD:0]]
+
+
+def between_guards(whole):
+    """Return the array in the middle of this one, whose first and last bytes become guards."""
+    whole.view(np.uint8)[:GUARD] = whole.view(np.uint8)[-GUARD:] = GUARDED
+    return whole[GUARD // whole.itemsize : -GUARD // whole.itemsize]
 
 
 def copied(arrays):
