@@ -35,6 +35,8 @@ class OwnPace(Scenario):
     """One such collective; what all do together ends each segment."""
 
     poisons = (0, 0, 0.15)
+    # Whether no vector is partly averaged, between what all ranks do together.
+    whole = True
 
     def __init__(self, comm, seed, options):
         super().__init__(comm, seed, options)
@@ -138,7 +140,8 @@ class OwnPace(Scenario):
             result, _ = self.attempt(lambda: self.collective(x))
         else:
             result = self.start_and_wait(x)
-        self.require(self.shape.is_even(self.x), "elements that changed alike differ")
+        even = not self.whole or self.shape.is_even(self.x)
+        self.require(even, "elements that changed alike differ")
         self.finished += (finite and result is not None), finite
         if result is not None:
             self.made += 1
@@ -156,7 +159,8 @@ class OwnPace(Scenario):
         shown = copied(self.x)
         kept, _ = self.attempt(lambda: self.collective.last_average(self.shape.given(shown)))
         if kept is not None:
-            self.require(self.shape.is_even(shown), kept, "elements that changed alike differ")
+            even = not self.whole or self.shape.is_even(shown)
+            self.require(even, kept, "elements that changed alike differ")
             version, total = kept
             # What ends a segment averages over all ranks, too, and is of no version of its own.
             self.note_equal((self.segment, "version", version), [*shown, np.array([total])])
@@ -231,9 +235,10 @@ class OwnPace(Scenario):
 
 
 class InterruptedOwnPace(InterruptedScenario, OwnPace):
-    """The same, where an exception may end any call and publication."""
+    """The same, where an exception may end any call, also in its average, and any publication."""
 
     poisons = (0,)
+    whole = False
 
     def start_and_wait(self, x):
         return InterruptedGroups.start_and_wait(self, x, False)
