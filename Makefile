@@ -91,7 +91,7 @@ test-cuda-mpi:
 
 # Whatever a change of the header may have made old is built anew.
 DELAYS := TREE=build/delays BUILT=build/delays/built
-DELAYED := --brief $(addprefix tests/test_,windows_mpi.py shared.py fuzz.py)
+DELAYED := --brief $(addprefix tests/test_,windows_mpi.py shared.py node_queues_mpi.py fuzz.py)
 
 test-delays:
 	@$(MAKE) --no-print-directory tree $(DELAYS)
