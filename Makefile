@@ -40,7 +40,7 @@ RUN := $(VENV)/bin/python
 # pip would compile ten thousand files to bytecode, of which few are ever imported.
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 SOURCES := $(wildcard setup.py $(foreach folder,\
-	collectives/memory collectives/protocols collectives/exchange collectives/exchange/* collectives/engine wagma/simulation wagma/wpsgd,\
+	collectives/memory collectives/protocols collectives/recording collectives/exchange collectives/exchange/* collectives/engine wagma/simulation wagma/wpsgd,\
 	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
 .PHONY: help train check test test-extra test-openmpi test-cuda-mpi test-delays tree bench figures lint docs dist clean

@@ -105,7 +105,13 @@ class CountedBuild(build_ext):
 
 pure = [
     extension(source)
-    for folder in ("collectives/protocols", "collectives/memory", "wagma/simulation", "wagma/wpsgd")
+    for folder in (
+        "collectives/protocols",
+        "collectives/memory",
+        "collectives/recording",
+        "wagma/simulation",
+        "wagma/wpsgd",
+    )
     for source in sources(folder)
 ]
 # What Cython would else repeat in each extension, and take as long again to compile.

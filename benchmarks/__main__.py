@@ -33,6 +33,7 @@ RANKS = {
     "passive_latency": (2, 4),
     "waiting_callers": (4, 8),
     "idle": (2, 4),
+    "timeline": (2, 4),
     "memory": (
         4,
         *((3, "--collective", name) for name in ALONE),
@@ -46,6 +47,7 @@ RANKS = {
     "comparisons": (None,),
     "overlap": (4,),
     "simulated_wall": (4, 8),
+    "report_price": tuple((None, "--ranks", ranks) for ranks in ("4", "8")),
     "stragglers": (None,),
     "simulated_stragglers": (None,),
     "simulated_ripples": (None,),

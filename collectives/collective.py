@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from collectives import device, process, settings
+from collectives import device, process, settings, timeline
 from collectives.agreement import is_on_all_ranks, raise_collectively, singleton_error
 from collectives.description import Described
 from collectives.errors import CollectiveError, CudaError
@@ -48,6 +48,8 @@ class Collective(Described):
     _on_devices = False
     # The `device.Copies` of its vectors, if they are on a device.
     _copies: Any = None
+    # Whether it compares the ranks' clocks when it is closed, for their timelines.
+    _compares_clocks = False
     native: Any
 
     def _construct(
@@ -94,7 +96,9 @@ class Collective(Described):
             or settings.first_error(like, given)
             or self._place.thread_error(given["engine"])
             or self._place.reserve(self, given["engine"])
+            or self._place.begin_timeline()
         )
+        given["timeline"] = timeline.is_recording()
         raise_collectively(comm, error)
         raise_collectively(comm, settings.difference(comm, given))
 
@@ -126,6 +130,7 @@ class Collective(Described):
             raise
         finally:
             node.free()
+        self._place.add_to_timeline(self, self._communicators[0])
         self.native.listen()
         self._place.add(self, self.engine)
 
@@ -254,6 +259,26 @@ class Collective(Described):
             yield
             call.wait()
 
+    @contextlib.contextmanager
+    def timeline(self, directory: str | os.PathLike[str]) -> Iterator[None]:
+        """Record what all ranks do in the block, for ``wagma timeline``; collective.
+
+        At its beginning and its end the ranks wait for each other, and compare their clocks; not so
+        at the end if an exception leaves the block, or if the collective has been closed in it,
+        which compares them. Not for use inside `join`, which lets ranks make different numbers of
+        calls: around it.
+
+        Args:
+            directory: where the files go, one for each rank, in its folder ``timeline``; the same
+                directory on all ranks, in a file system that can map files.
+
+        Raises:
+            OSError: a file cannot be written.
+            RuntimeError: a timeline is being recorded already.
+        """
+        with timeline.of_collective(self, directory):
+            yield
+
     def close(self) -> None:
         """Complete what is in progress, and leave; collective. Closing twice has no effect."""
         if not self._is_ours():
@@ -279,6 +304,8 @@ class Collective(Described):
             if self._place.remove(self):
                 self._let_go()
                 self._place.unmap_windows()
+                if self._compares_clocks:
+                    timeline.compare_clocks(self._communicators[0])
                 for communicator in self._communicators:
                     communicator.Free()
 

@@ -14,6 +14,7 @@ first of them; here both grow until the next synchronization, and nothing is los
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -261,6 +262,18 @@ class PartialAllreduce(Described):
     def statistics(self) -> Statistics:
         """Return the `collectives.statistics.Statistics` of this rank so far."""
         return self._sums.statistics()._replace(nonfinite=self._dropped)
+
+    def timeline(
+        self, directory: str | os.PathLike[str]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which all ranks record what they do; collective.
+
+        See `Collective.timeline`.
+
+        Args:
+            directory: where the files go, for ``wagma timeline``.
+        """
+        return self._sums.timeline(directory)
 
     def fail(self, error: BaseException) -> None:
         """Tell all ranks of this rank's `error`: their calls raise it, and they can only close."""

@@ -245,6 +245,20 @@ def reserve(collective, mode: str) -> Exception | None:
     return None
 
 
+def begin_timeline() -> Exception | None:
+    """Begin to record this process's timeline if its environment asks for one; return the error."""
+    from collectives import timeline  # not at the top: it imports this module
+
+    return timeline.begin_if_asked()
+
+
+def add_to_timeline(collective, comm) -> None:
+    """Add a collective that is being made to the timeline, if one is recorded; collective."""
+    from collectives import timeline
+
+    timeline.opened(collective, comm)
+
+
 def release(collective) -> None:
     """Release the place of a collective, if it has one."""
     with _places_lock:

@@ -62,7 +62,9 @@ cdef class Caller:
     cdef Call start(self, Served collective, int what, vector, int flags, weight,
                     long long version=*, Handover handover=*)
     cdef int _enter(self, Served collective) except -1
-    cdef void _leave(self, long long began) noexcept
+    cdef void _leave(self, Served collective, int what, long long began) noexcept
+    cdef void count_time(
+        self, Served collective, int what, long long began, long long version) noexcept nogil
     cdef Call _begin(self, Served collective, int what, vector, int flags, weight,
                      long long version, Handover handover)
     cdef Call _open_call(self, Served collective, int what, vector, int flags, weight)

@@ -19,6 +19,7 @@ from collectives.memory.handover cimport UNKNOWN, Handover
 from collectives.protocols.all_ranks cimport NONE
 from collectives.protocols.contribution cimport X
 from collectives.protocols.rank cimport RankProtocol
+from collectives.recording.recorder cimport CALL as CALL_EVENT, note
 
 from collectives.errors import CollectiveError, CudaError
 from collectives.result import Result
@@ -99,7 +100,7 @@ cdef class Caller:
             call = self._begin(collective, what, vector, flags, weight, version, handover)
             self._complete_pending(collective)
         finally:
-            self._leave(began)
+            self._leave(collective, what, began)
         return call
 
     cdef Call start(self, Served collective, int what, vector, int flags, weight,
@@ -110,16 +111,25 @@ cdef class Caller:
         try:
             return self._begin(collective, what, vector, flags, weight, version, handover)
         finally:
-            self._leave(began)
+            self._leave(collective, what, began)
 
     cdef int _enter(self, Served collective) except -1:
         (<Driver>collective).check_usable()
         (<Driver>collective).enter_call()
         return 0
 
-    cdef void _leave(self, long long began) noexcept:
+    cdef void _leave(self, Served collective, int what, long long began) noexcept:
         self.guard.taken = False
-        self.calls_ns += now() - began
+        self.count_time(
+            collective, what, began, self.steps.called + self.steps.operations.base)
+
+    cdef void count_time(
+        self, Served collective, int what, long long began, long long version
+    ) noexcept nogil:
+        """Count the time since then as spent in a call."""
+        cdef long long end = now()
+        self.calls_ns += end - began
+        note(CALL_EVENT, collective.number, began, end, what, version)
 
     cdef Call _begin(self, Served collective, int what, vector, int flags, weight,
                      long long version, Handover handover):
@@ -215,7 +225,7 @@ cdef class Caller:
         try:
             self._complete_pending(collective)
         finally:
-            self._leave(began)
+            self._leave(collective, NONE, began)
         return 0
 
     cdef bint test(self, Served collective) except -1:

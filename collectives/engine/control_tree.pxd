@@ -12,6 +12,10 @@ cdef class ControlTree(TreePort):
     cdef MPI_Comm comm
     cdef AllRanksProtocol protocol
     cdef int error
+    # For the timeline: the collective's number; the newest version of which there was a message, and
+    # the number of operations before it.
+    cdef int number
+    cdef long long newest, newest_ops
     cdef int destination[MAX_DIMENSIONS]
     cdef int source[MAX_DIMENSIONS]
     cdef MPI_Request receives[MAX_DIMENSIONS]
@@ -28,3 +32,4 @@ cdef class ControlTree(TreePort):
     cdef void fail(self, int rank, const char *text) noexcept nogil
     cdef void _deliver(self, int k, long long number, long long detail) noexcept nogil
     cdef void _send(self, int k, long long number, long long detail) noexcept nogil
+    cdef bint _is_news(self, long long version, long long ops) noexcept nogil

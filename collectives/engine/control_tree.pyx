@@ -20,8 +20,10 @@ from mpi4py.libmpi cimport (
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.tags cimport TREE_TAG
+from collectives.exchange.clock cimport now
 from collectives.exchange.return_codes cimport check
 from collectives.protocols.all_ranks cimport AllRanksProtocol, TreePort
+from collectives.recording.recorder cimport LEARNED, record, recording
 
 from collectives.topology import activation_peers
 
@@ -44,6 +46,7 @@ cdef class ControlTree(TreePort):
         cdef int k
         self.comm = comm.ob_mpi
         self.protocol = protocol
+        self.newest = -1
         protocol.attach(self)
         for k in range(MAX_DIMENSIONS):
             self.receives[k] = MPI_REQUEST_NULL
@@ -88,6 +91,9 @@ cdef class ControlTree(TreePort):
                     memcpy(self.failure, &self.received[k][2], TEXT)
                 self.protocol.notice(<int>self.received[k][1], k)
             else:
+                if self._is_news(self.received[k][0], self.received[k][1]) and recording():
+                    record(LEARNED, self.number, now(), 0,
+                           self.received[k][0] + self.protocol.base, self.source[k], 0)
                 self._deliver(k, self.received[k][0], self.received[k][1])
             check(&self.error, MPI_Start(&self.receives[k]))
 
@@ -131,6 +137,7 @@ cdef class ControlTree(TreePort):
         self._send(dimension, FIN, 0)
 
     cdef void _send(self, int k, long long number, long long detail) noexcept nogil:
+        self._is_news(number, detail)
         self.sent[k][0] = number
         self.sent[k][1] = detail
         if number == FAILED:
@@ -138,3 +145,11 @@ cdef class ControlTree(TreePort):
         check(&self.error, MPI_Isend(
             self.sent[k], MESSAGE if number == FAILED else 2, MPI_LONG_LONG, self.destination[k],
             TREE_TAG, self.comm, &self.sends[k]))
+
+    cdef bint _is_news(self, long long version, long long ops) noexcept nogil:
+        """Return whether this is the first message, to this rank or from it, of a version."""
+        if version < 0 or ops < self.newest_ops or (
+                ops == self.newest_ops and version <= self.newest):
+            return False
+        self.newest, self.newest_ops = version, ops
+        return True

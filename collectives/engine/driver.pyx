@@ -101,6 +101,7 @@ cdef class Driver(Served):
             self.contribution.weigh_by(weighing[0], weighing[1], weighing[2])
         self.port, self.tree = port, tree
         port.lock = &self.lock
+        port.number = port.reduction.number = tree.number = self.number
         steps.attach(port)
         self.stalls.protocol = self.protocol
         self.agreement = Agreement(self.stalls.control, steps, self.stalls.inquiry)
@@ -242,6 +243,7 @@ cdef class Driver(Served):
     cdef void gather(self) noexcept nogil:
         """Begin to gather which operation every rank is in, if that is due."""
         self.steps.gathers = False
+        self.port.entered()
         if self.size > 1:
             pthread_mutex_lock(&mpi_mutex)
             self.agreement.begin(self.stalls.purpose, self.calls_made())

@@ -52,6 +52,7 @@ cdef class FormedGroups(ProtocolCalls):
         ProtocolCalls.__init__(self, control, data, like, by_messages=by_messages, **others)
         self.group_exchange = Exchange(groups, self.layout, None, by_messages)
         self.group_reduction = self.group_exchange.reduction
+        self.group_reduction.number = self.number
         self.group_reduction.arrival = self.reduction.arrival
         self.group_vectors = HostVectors(self.layout)
         self.deciding = GroupRankProtocol(self.group_vectors, self.size)

@@ -16,5 +16,7 @@ cdef class GroupsPort(GroupQueue):
     cdef Rhythm rhythm
     # For each rank, the sum of 1/|S| over the groups S with both it and this one.
     cdef double *met
+    # When the average that is under way began, for the timeline.
+    cdef long long began
 
     cdef void let_go(self) noexcept

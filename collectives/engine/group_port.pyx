@@ -11,6 +11,7 @@ from collectives.memory.allocation cimport zeroed
 from collectives.memory.handover cimport UNKNOWN
 from collectives.memory.vectors cimport HostVectors
 from collectives.protocols.contribution cimport X
+from collectives.recording.recorder cimport record_version, recording
 
 
 cdef class GroupsPort(GroupQueue):
@@ -67,7 +68,8 @@ cdef class GroupsPort(GroupQueue):
         cdef Step *group = self.first
         cdef double weight = self.deciding.weight
         cdef char **arrays = self.vectors.arrays(self.deciding.target)
-        self.rhythm.beat(now())
+        self.began = now()
+        self.rhythm.beat(self.began)
         self.reduction.arrival.more = group.next == NULL or not group.next.returns
         if self.is_in_place():
             self.exchange.shared.describe(False, False, True, weight, weight, 0)
@@ -92,6 +94,9 @@ cdef class GroupsPort(GroupQueue):
         if group.size > 1:
             for i in range(group.size):
                 self.met[group.members[i]] += 1 / <double>group.size
+        if recording():
+            record_version(
+                &self.reduction.exchanged, self.port.number, self.began, number, 0, 0, group.members, group.size)
 
     cdef void returns(self, bint in_group) noexcept nogil:
         """The caller sees it by `done`."""

@@ -32,11 +32,18 @@ cdef class EnginePort(RankPort):
     cdef pthread_mutex_t *lock
     cdef bint copying
     cdef long long copying_ns, copy_began
+    # For the timeline: the collective's number, the operation that is under way, how many came
+    # before, when it was entered (0: none is), when the version that runs began (0: none does), and
+    # the bytes of vectors recorded as sent.
+    cdef int number, operation
+    cdef long long operation_number, operation_began, version_began, bytes_noted
 
     cdef void unlock_to_copy(self) noexcept nogil
     cdef void lock_after_copy(self) noexcept nogil
     cdef void lock_when_copied(self) noexcept nogil
     cdef void yield_lock(self) noexcept nogil
+    cdef void entered(self) noexcept nogil
+    cdef void note_bytes(self) noexcept nogil
     cdef bint begin_shared(self, long long number) noexcept nogil
     cdef void begin_in_ring(self, long long number, char **arrays) noexcept nogil
     cdef bint has_own(self) noexcept nogil

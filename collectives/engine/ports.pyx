@@ -14,6 +14,16 @@ from collectives.memory.allocation cimport zeroed
 from collectives.protocols.all_ranks cimport AVERAGE
 from collectives.protocols.contribution cimport NOWHERE, SCRATCH, SNAPSHOT, X
 from collectives.protocols.snapshots cimport UNFILLED
+from collectives.recording.recorder cimport (
+    BYTES,
+    COPY,
+    OPERATION,
+    flush,
+    note,
+    note_if_long,
+    record_version,
+    recording,
+)
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -67,7 +77,9 @@ cdef class EnginePort(RankPort):
         pthread_mutex_unlock(self.lock)
 
     cdef void lock_after_copy(self) noexcept nogil:
-        self.copying_ns += now() - self.copy_began
+        cdef long long end = now()
+        self.copying_ns += end - self.copy_began
+        note_if_long(COPY, self.number, self.copy_began, end)
         pthread_mutex_lock(self.lock)
         self.copying = False
 
@@ -169,6 +181,28 @@ cdef class EnginePort(RankPort):
 
     cdef void returns(self, bint in_group) noexcept nogil:
         """The caller sees it by `done`."""
+        if recording() and not in_group:
+            flush(&self.reduction.exchanged, self.number)
+            self.note_bytes()
+            if self.operation_began:
+                note(OPERATION, self.number, self.operation_began, now(), self.operation,
+                     self.operation_number, self.operations.version + self.operations.base)
+        self.operation_began = 0
+
+    # The timeline
+
+    cdef void entered(self) noexcept nogil:
+        """Note which operation the rank has entered, for the timeline."""
+        if recording():
+            self.operation = self.operations.operation
+            self.operation_number = self.operations.ops
+            self.operation_began = now()
+
+    cdef void note_bytes(self) noexcept nogil:
+        """Record how many bytes of vectors were sent so far."""
+        if self.reduction.bytes_sent != self.bytes_noted:
+            self.bytes_noted = self.reduction.bytes_sent
+            note(BYTES, self.number, now(), now(), self.bytes_noted)
 
 
 cdef class VersionsPort(EnginePort):
@@ -199,7 +233,8 @@ cdef class VersionsPort(EnginePort):
 
     cdef void begin_version(self, long long version, long long number) noexcept nogil:
         cdef int me = self.groups.find(version + self.operations.base)
-        self.rhythm.beat(now())
+        self.version_began = now()
+        self.rhythm.beat(self.version_began)
         if self.exchange.shares(self.groups.members, self.groups.count):
             self.describe()
             self.exchange.begin_in_memory(
@@ -246,6 +281,7 @@ cdef class VersionsPort(EnginePort):
     cdef void returns(self, bint in_group) noexcept nogil:
         """Keep the group's members: another version may be executed before the caller reads them.
         """
+        EnginePort.returns(self, in_group)
         if in_group:
             self.count = self.groups.count
             memcpy(self.members, self.groups.members, self.count * sizeof(int))
@@ -255,6 +291,14 @@ cdef class VersionsPort(EnginePort):
         self.executions += 1
         self.passive += staleness != 0
         self.staleness[min(staleness, MOST_STALENESS)] += 1
+        if recording():
+            self.note_bytes()
+            # Those that others execute for this rank may not be of the group found last.
+            record_version(
+                &self.reduction.exchanged, self.number, self.version_began, version + self.operations.base, staleness,
+                version - self.operations.version, self.groups.members,
+                self.groups.count if self.version_began else 0)
+        self.version_began = 0
 
     cdef void find_group(self, long long version) noexcept nogil:
         self.groups.find(version + self.operations.base)
@@ -294,6 +338,7 @@ cdef class VersionsPort(EnginePort):
         return self.exchange.shared.steps.reached()
 
     cdef void resume(self) noexcept nogil:
+        self.version_began = now()
         self.exchange.resume_in_memory()
 
     cdef bint needs_messages(self, long long number) noexcept nogil:

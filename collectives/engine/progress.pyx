@@ -17,6 +17,7 @@ from collectives.exchange.mutex cimport (
     pthread_mutex_unlock,
 )
 from collectives.memory.driver cimport note_own_thread
+from collectives.recording.recorder cimport note_engine_thread
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -122,6 +123,7 @@ cdef class Engine:
         with nogil:
             _ask_for_short_slices()
             note_own_thread()
+            note_engine_thread()
             self._loop(stop)
 
     cdef bint serve_once(self) noexcept nogil:

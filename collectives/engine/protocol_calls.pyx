@@ -119,7 +119,7 @@ cdef class ProtocolCalls(NativeCollective):
                     self._do(what, arrays, calls)
                 finally:
                     self._forget_user()
-                    self.caller.calls_ns += now() - began
+                    self.caller.count_time(self, what, began, self.calls_made() - 1)
                     pthread_mutex_unlock(&self.lock)
                 serve_others(self)
         finally:

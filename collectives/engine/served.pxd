@@ -19,6 +19,8 @@ cdef struct Waiting:
 
 cdef class Served:
     cdef readonly int rank, size
+    # Among the collectives of this process, in the timeline.
+    cdef readonly int number
     cdef readonly bint closed
     cdef pthread_mutex_t lock
     cdef Rhythm rhythm

@@ -3,6 +3,13 @@
 from collectives.engine.rhythm cimport Rhythm
 from collectives.exchange.mutex cimport pthread_mutex_init
 
+cdef enum:
+    # Further collectives have this number, too.
+    LAST_NUMBER = 255
+
+# How many collectives this process has made.
+cdef int made = 0
+
 
 cdef class Served:
     """An object that the progress thread serves; the thread that holds its lock advances it."""
@@ -10,6 +17,9 @@ cdef class Served:
     def __cinit__(self, *arguments, **options):
         pthread_mutex_init(&self.lock, NULL)
         self.rhythm = Rhythm()
+        global made
+        self.number = min(made, LAST_NUMBER)
+        made += 1
 
     cdef bint progress(self) noexcept nogil:
         """Advance as far as possible without waiting; return whether work is in flight."""

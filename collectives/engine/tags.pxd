@@ -35,8 +35,9 @@ from collectives.exchange.messages.doubling cimport PHASES
 cimport cython
 
 cdef enum:
-    # On `control`: all messages of the tree.
+    # On `control`: all messages of the tree; comparisons of clocks.
     TREE_TAG = 0
+    CLOCK_TAG = 1
     # On `data`: a question and its answer; then operations, in turns, and versions.
     QUESTION_TAG = 0
     ANSWER_TAG = 1

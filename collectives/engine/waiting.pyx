@@ -8,6 +8,7 @@ from collectives.engine.served cimport LOOK, SECOND, Served, Waiting
 from collectives.exchange.clock cimport now, sleep
 from collectives.exchange.mutex cimport pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.handover cimport Handover
+from collectives.recording.recorder cimport WAIT, WAITING, note, note_if_long
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -47,7 +48,7 @@ cdef class Waiter:
         it has waited. About ten times a second it looks for signals, stalls and failed devices.
         """
         cdef Waiting waiting
-        cdef long long progress_count, busy
+        cdef long long progress_count, busy, end
         cdef int polls = 0
         cdef bint spins = self.spins
         if collective.reached(goal):
@@ -87,7 +88,9 @@ cdef class Waiter:
                 set_slice(0)
             collective.end_waiting()
             collective.waiting_callers -= 1
-            self.waiting_ns += now() - waiting.began - (collective.busy_ns() - busy)
+            end, busy = now(), collective.busy_ns() - busy
+            self.waiting_ns += end - waiting.began - busy
+            note_if_long(WAIT, collective.number, waiting.began, end, goal, busy)
         return 0
 
     cdef int wait_until(self, Served collective, int goal) except -1 nogil:
@@ -123,6 +126,7 @@ cdef class Waiter:
         if waited < SPIN_BEFORE_SLEEP and not self.oversubscribed and not look:
             return 0
         if look:
+            note(WAITING, collective.number, waiting.began, time)
             collective.waiting_callers -= 1  # as in `give_up`
         pthread_mutex_unlock(&collective.lock)
         try:

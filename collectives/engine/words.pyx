@@ -14,7 +14,7 @@ from collectives.protocols.all_ranks cimport (
 
 OPERATIONS = {SYNC: "a periodic synchronization", AVERAGE: "average()",
               SYNCHRONIZE: "synchronize()", CLOSE: "close()", LOAD: "load()", JOIN: "join()",
-              FINISH: "join()", MEET: "join()",
+              FINISH: "join()", MEET: "timeline()",
               SAVE: "snapshot()"}
 # The purposes that several operations together may have.
 PURPOSES = {OPERATIONS[what]: what for what in (AVERAGE, SYNCHRONIZE, LOAD, JOIN)}

@@ -4,6 +4,7 @@ from collectives.exchange.arrival cimport Arrival
 from collectives.exchange.compression cimport Compression
 from collectives.memory.layout cimport Layout
 from collectives.memory.space cimport Space
+from collectives.recording.recorder cimport Exchanged
 
 cdef class Reduction:
     cdef Layout layout
@@ -37,7 +38,11 @@ cdef class Reduction:
     # busy_ns: nanoseconds spent processing messages that had arrived.
     # in_place: averages that used the application's arrays where they are.
     cdef long long bytes_sent, progress_count, busy_ns, in_place
+    # In the timeline: of which collective it is, and what it has processed last.
+    cdef int number
+    cdef Exchanged exchanged
 
+    cdef void worked(self, long long began) noexcept nogil
     cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil
     cdef void remember(self, const char *vector) noexcept nogil
     cdef void _copy_target(self, char **to, Py_ssize_t low, Py_ssize_t high) noexcept nogil

@@ -3,8 +3,10 @@
 from mpi4py.libmpi cimport MPI_STATUSES_IGNORE, MPI_SUCCESS, MPI_Request, MPI_Testall
 
 from collectives.exchange.arrival cimport Arrival
+from collectives.exchange.clock cimport now
 from collectives.exchange.mutex cimport mpi_mutex, pthread_mutex_lock, pthread_mutex_unlock
 from collectives.memory.layout cimport Layout
+from collectives.recording.recorder cimport exchanged
 
 from collectives.exchange.compression import compression
 
@@ -35,6 +37,12 @@ cdef class Reduction:
         """Average so many of the arrays; of the others each member keeps its own."""
         self.averaged = count
         self.end = self.wire.size if count == self.wire.count else self.wire.begin[count]
+
+    cdef void worked(self, long long began) noexcept nogil:
+        """Count the time since then as spent on others' data."""
+        cdef long long end = now()
+        self.busy_ns += end - began
+        exchanged(&self.exchanged, self.number, began, end)
 
     cdef bint have_arrived(self, MPI_Request *requests, int count) noexcept nogil:
         """Return whether all these messages are complete."""

@@ -58,7 +58,7 @@ cdef class Doubling:
             began = now()
             self.reduction.progress_count += 1
             self._receive()
-            self.reduction.busy_ns += now() - began
+            self.reduction.worked(began)
         return self.reduction.error == 0
 
     cdef void _begin_block(self) noexcept nogil:

@@ -102,7 +102,7 @@ cdef class Slices:
                 # messages are matched by k.
                 self.blocks[k].number = k
                 self._begin_block(k)
-            self.reduction.busy_ns += now() - began
+            self.reduction.worked(began)
         while self.weighed and progressed and self.left > 0 and self.reduction.error == 0:
             progressed = False
             for k in range(DEPTH):
@@ -151,7 +151,7 @@ cdef class Slices:
             block.number += DEPTH
             self._begin_block(k)
         self.reduction.progress_count += 1
-        self.reduction.busy_ns += now() - began
+        self.reduction.worked(began)
         return True
 
     cdef bint _may_go_on(self, Block *block) noexcept nogil:

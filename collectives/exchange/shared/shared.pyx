@@ -232,7 +232,7 @@ cdef class SharedBlocks(SharedExchangePort):
                 self.layout.space.copy(ours, self.user[i] + begin, count)
             else:
                 self.layout.space.copy(self.user[i] + begin, ours, count)
-        self.reduction.busy_ns += now() - began
+        self.reduction.worked(began)
 
     # Averages
 
@@ -257,7 +257,7 @@ cdef class SharedBlocks(SharedExchangePort):
         self.averaged = self._averaged_in(number, together)
         low = HEADER + block * self.block
         self._average(block, low, min(low + self.block, self.layout.size), members, size)
-        self.reduction.busy_ns += now() - began
+        self.reduction.worked(began)
         return self.layout.space.begun()
 
     cdef void _average(

@@ -1,0 +1,3 @@
+from mpi4py import MPI
+
+def compare(comm: MPI.Comm, limit: float) -> tuple[int, int, int] | None: ...

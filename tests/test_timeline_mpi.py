@@ -1,0 +1,170 @@
+"""The timelines of several ranks: recorded around a collective or an optimizer, and merged."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+import traces
+
+from collectives import (
+    GroupAllreduce,
+    NeighborAverage,
+    PartialAllreduce,
+    RankFailedError,
+    ReadyGroupAllreduce,
+    timeline,
+)
+from collectives.timeline import is_recording, span
+from wagma import WAGMA
+from wagma.timeline import merge, trace
+
+pytestmark = pytest.mark.mpi
+TURNS = 3  # calls of a rank between two synchronizations
+
+
+@pytest.fixture
+def directory(comm, tmp_path):
+    """The same directory on all ranks."""
+    yield comm.bcast(tmp_path)
+    comm.Barrier()
+
+
+def put_together(comm, directory):
+    """Return the timeline, checked as a trace, on rank 0; None on others."""
+    comm.Barrier()
+    if comm.rank:
+        return None
+    made = merge.load(directory)
+    trace.write(made, directory / "timeline.json.gz")
+    traces.check(traces.read(directory / "timeline.json.gz"))
+    assert made.ranks.keys() == set(range(comm.size))
+    for rank in made.ranks.values():
+        assert rank.ring.dropped == rank.ring.torn == 0
+        assert rank.clock.aligned
+    return made
+
+
+def names(rank, kind):
+    return [each.name for each in rank.slices if each.kind == kind]
+
+
+def test_late_and_timely_calls_are_recorded_with_who_started_them(comm, directory, transport):
+    x = np.full(1000, float(comm.rank))
+    late = comm.size - 1
+    with GroupAllreduce(comm, x, group_size=2, sync_period=TURNS + 1) as average:
+        with average.timeline(directory):
+            assert is_recording()
+            if comm.rank == late:  # its engine takes part meanwhile
+                assert comm.recv(source=0) == "done"
+            for _ in range(TURNS):
+                with span("compute"):
+                    x += 1
+                average(x)
+            if comm.rank == 0:
+                comm.send("done", late)
+            average(x)
+        assert not is_recording()
+    found = put_together(comm, directory)
+    if found is None:
+        return
+    for number, rank in found.ranks.items():
+        assert {f"call {turn}" for turn in range(TURNS + 1)} <= set(names(rank, "call"))
+        assert names(rank, "span") == ["compute"] * TURNS
+        assert len(names(rank, "version")) == TURNS
+        assert "a periodic synchronization" in names(rank, "operation")
+        assert number == 0 or (len(rank.clock.times) == 2 and rank.clock.error > 0)
+    versions = [each for each in found.ranks[late].slices if each.kind == "version"]
+    assert any(each.about["staleness"] > 0 for each in versions)
+    for version in range(TURNS):
+        started = [
+            number
+            for number, rank in found.ranks.items()
+            for each in rank.slices
+            if each.name.startswith(f"version {version}") and "started by" in each.about
+        ]
+        assert started
+    # In shared memory others may have executed all of them before this rank heard of any.
+    assert late in {each.to_rank for each in found.arrows} or transport == "shared"
+    counters = {each.name for rank in found.ranks.values() for each in rank.counts}
+    assert {"staleness 0", "versions ahead 0"} <= {name[:-1] + "0" for name in counters}
+
+
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("kind", [NeighborAverage, PartialAllreduce, ReadyGroupAllreduce])
+def test_other_collectives_record_calls_and_compare_clocks(comm, directory, kind):
+    x = np.full(100, float(comm.rank))
+    with kind(comm, x) as average:
+        with average.timeline(directory):
+            for _ in range(5):
+                average(x)
+        average(x)
+    found = put_together(comm, directory)
+    if found is not None:
+        for rank in found.ranks.values():
+            assert {f"call {turn}" for turn in range(5)} <= set(names(rank, "call"))
+            assert "call 5" not in names(rank, "call")
+
+
+@pytest.mark.transports("messages")
+@pytest.mark.parametrize("closes", [False, True])
+def test_an_optimizer_records_its_steps_until_it_is_closed(comm, directory, closes):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = WAGMA(torch.optim.SGD(model.parameters(), lr=0.1), model, comm=comm)
+    with nullcontext() if closes else optimizer, optimizer.timeline(directory):
+        for _ in range(3):
+            model(torch.ones(3)).backward()
+            optimizer.step()
+        if closes:
+            optimizer.close()
+    found = put_together(comm, directory)
+    if found is not None:
+        for number, rank in found.ranks.items():
+            assert names(rank, "span") == ["step"] * 3
+            assert number == 0 or len(rank.clock.times) == 2
+
+
+@pytest.mark.transports("messages")
+def test_a_second_timeline_and_one_that_cannot_be_written_are_refused(comm, directory):
+    x = np.zeros(10)
+    (directory / "file").touch()
+    with GroupAllreduce(comm, x, group_size=2) as average:
+        with pytest.raises(OSError), average.timeline(directory / "file"):
+            pass
+        with average.timeline(directory):
+            again = average.timeline(directory)
+            with pytest.raises(RuntimeError, match="records a timeline already"), again:
+                pass
+            assert is_recording()
+        average(x)
+
+
+@pytest.mark.transports("messages")
+def test_an_exception_ends_a_timeline_without_the_other_ranks(comm, directory):
+    x = np.zeros(10)
+    with (
+        pytest.raises(KeyError if comm.rank == 1 else RankFailedError),
+        GroupAllreduce(comm, x, group_size=2) as average,
+        average.timeline(directory),
+    ):
+        average(x)
+        comm.Barrier()
+        if comm.rank == 1:
+            raise KeyError("mine")
+        for _ in range(10**6):
+            average(x)
+    assert not is_recording()
+    found = put_together(comm, directory)
+    if found is not None:
+        assert all("call 0" in names(rank, "call") for rank in found.ranks.values())
+
+
+@pytest.mark.transports("messages")
+def test_only_some_ranks_with_the_variable_are_refused(comm, directory, monkeypatch):
+    if comm.rank == 0:
+        monkeypatch.setenv("WAGMA_TIMELINE", str(directory))
+    x = np.zeros(10)
+    with pytest.raises(ValueError, match="timeline differs between ranks"):
+        GroupAllreduce(comm, x, group_size=2)
+    timeline.end()

@@ -1,0 +1,111 @@
+"""Reading what ranks have recorded: see `collectives.recording.recorder`."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collectives.recording.recorder import MAGIC, PAGE
+from collectives.timeline import FOLDER
+from wagma.job import UsageError
+
+# As `ring_header` and `ring_event` of the recorder.
+HEADER = struct.Struct("<8sQQQQ24xQ")
+EVENT = np.dtype(
+    [
+        ("time", "<i8"),
+        ("length", "<i8"),
+        ("numbers", "<i8", (5,)),
+        ("sequence", "<u4"),
+        ("kind", "u1"),
+        ("collective", "u1"),
+        ("thread", "u1"),
+        ("count", "u1"),
+    ]
+)
+AGE = 1.0  # seconds by which an earlier recording's last event is older than a new one's beginning
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What one rank has recorded.
+
+    Attributes:
+        path: of the file.
+        about: what the file says of itself, see `collectives.timeline.Recording`.
+        events: structured array of the newest events, in the order of their recording.
+        dropped: how many older ones have been overwritten.
+        torn: how many were not complete when the process ended.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    events: np.ndarray
+    dropped: int
+    torn: int
+
+    @property
+    def rank(self) -> int:
+        """The rank in the job."""
+        return self.about["rank"]
+
+    @property
+    def began(self) -> float:
+        """When the recording began, in seconds since 1970."""
+        return self.about["began"][0]
+
+    @property
+    def ended(self) -> float:
+        """When its last event was recorded, in seconds since 1970."""
+        wall, monotonic = self.about["began"]
+        ends = self.events["time"] + np.maximum(self.events["length"], 0)
+        return wall + (max(int(ends.max()), monotonic) - monotonic) * 1e-9 if len(ends) else wall
+
+
+def read(path: Path) -> Ring:
+    """Read a rank's file, of a process that has ended or still runs.
+
+    Raises:
+        UsageError: it is not such a file, or is damaged.
+    """
+    contents = path.read_bytes()
+    if len(contents) < PAGE or contents[:8] != MAGIC:
+        raise UsageError(f"{path} is no recorded timeline")
+    _, capacity, place, current, length, following = HEADER.unpack_from(contents)
+    try:
+        text = contents[PAGE + current * length : PAGE + (current + 1) * length]
+        about = json.loads(text.rstrip(b"\0"))
+        events = np.frombuffer(contents, EVENT, capacity, place)
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    numbers = np.arange(max(0, following - capacity), following)
+    newest = events[numbers % capacity]
+    whole = newest["sequence"] == (numbers + 1) % 2**32
+    return Ring(path, about, newest[whole], max(0, following - capacity), int((~whole).sum()))
+
+
+def read_all(directory: Path) -> tuple[list[Ring], list[Ring]]:
+    """Read the files of a run, or of any directory that was recorded into.
+
+    Returns:
+        The ranks' rings, in their order, and those that a former job has left in the directory.
+
+    Raises:
+        UsageError: there are none, or one is damaged.
+    """
+    paths = sorted((directory / FOLDER).glob("rank-*.ring"))
+    if not paths:
+        raise UsageError(
+            f"no timeline in {directory}: record one by wagma train --timeline, or by "
+            "WAGMA_TIMELINE=DIR"
+        )
+    rings = sorted(map(read, paths), key=lambda ring: ring.rank)
+    newest = max(ring.began for ring in rings)
+    former = [ring for ring in rings if ring.ended < newest - AGE]
+    left = {ring.rank for ring in former}
+    return [ring for ring in rings if ring.rank not in left], former
