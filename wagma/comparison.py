@@ -9,7 +9,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from collectives.agreement import counted
-from wagma import plots, progress
+from wagma import plots, show
 from wagma.info import versions
 from wagma.runs import recorded, write_json
 
@@ -47,7 +47,7 @@ def report(
         },
     }
     write_json(directory / "comparison.json", record)
-    show(list(results), rows(results, settings.target))
+    show.table({"algorithm": list(results), **rows(results, settings.target)})
     metric = metric_of(first[0])
     length = f"{settings.seconds:g} s" if settings.seconds else counted(settings.steps, "step")
     parts = counted(ranks, "rank"), length, counted(len(first), "seed")
@@ -176,26 +176,3 @@ def megabytes(nbytes: float | None) -> str:
         return NOTHING
     decimals = max(1, 1 - math.floor(math.log10(nbytes / 1e6)))
     return f"{nbytes / 1e6:,.{decimals}f}"
-
-
-def show(labels: list[str], columns: dict[str, list[str]]) -> None:
-    """Print the table: with rich on a terminal, else as plain lines."""
-    output = progress.terminal()
-    lines = list(zip(labels, *columns.values()))
-    if output is not None:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("algorithm", header_style="bold")
-        table.columns[0].style = "cyan"
-        for heading in columns:
-            table.add_column(heading, justify="right")
-        for line in lines:
-            table.add_row(*line)
-        Console(file=output, markup=False).print(table)
-        return
-    lines.insert(0, ("algorithm", *columns))
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for name, *cells in lines:
-        padded = [f"{cell:>{width}}" for cell, width in zip(cells, widths[1:])]
-        print(f"{name:<{widths[0]}}  " + "  ".join(padded))

@@ -245,6 +245,11 @@ def mean_staleness(tallies: list[Tally]) -> float | None:
     return float(np.average(versions, weights=counts)) if sum(counts) else None
 
 
+def trimmed(counts: tuple[int, ...]) -> list[int]:
+    """Return counts without the zeros at their end."""
+    return list(counts[: max((age for age, count in enumerate(counts, 1) if count), default=0)])
+
+
 def put_together(reports: list[dict]) -> dict:
     """Return the ranks' reports in one: lists of values per rank, and values that one rank knows.
 
@@ -302,6 +307,7 @@ def summarize(tallies: list[Tally], bound: Callable[[list[array], float | None],
         "timely_share_of_rank": [tally.timely_share for tally in tallies],
         "waiting_share": sum(t.waiting_s for t in tallies) / sum(t.elapsed_s for t in tallies),
         "mean_staleness": mean_staleness(tallies),
+        "staleness_of_rank": [trimmed(tally.staleness) for tally in tallies],
         "bytes_sent_of_rank": [tally.bytes_sent for tally in tallies],
         "steps_of_rank": [tally.steps for tally in tallies],
         **put_together([tally.report for tally in tallies]),

@@ -74,6 +74,12 @@ class Place:
     def reserve(self, collective: Any, mode: str) -> None:
         """Accept any engine mode: there is none."""
 
+    def begin_timeline(self) -> None:
+        """Record nothing: simulated time has no timeline."""
+
+    def add_to_timeline(self, collective: Any, comm: Any) -> None:
+        """Record nothing."""
+
     def release(self, collective: Any) -> None:
         """Release nothing."""
 

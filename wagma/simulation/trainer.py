@@ -15,10 +15,24 @@ import torch
 from wagma.evaluation import Kept, State, copy_of
 from wagma.simulation.gradients import Gradient
 from wagma.simulation.ranks import Communicator
+from wagma.stopwatch import Thread, Used
 from wagma.tasks import contract
 from wagma.trainer import Trainer
 
 __all__ = ["Evaluations", "SimulatedTrainer"]
+
+
+class Untimed(Thread):
+    """A simulated rank, which uses no processor."""
+
+    def __init__(self) -> None:
+        pass
+
+    def used(self) -> Used:
+        return Used(0.0, 0.0)
+
+    def faults(self) -> int:
+        return 0
 
 
 class SimulatedTrainer(Trainer):
@@ -41,7 +55,7 @@ class SimulatedTrainer(Trainer):
         begun: np.ndarray,
     ) -> None:
         self.ranks, self.evaluations, self.begun = comm.ranks, evaluations, begun
-        super().__init__(settings, task, comm, comm.ranks.now)  # type: ignore[arg-type]
+        super().__init__(settings, task, comm, comm.ranks.now, Untimed())  # type: ignore[arg-type]
         evaluations.tests[comm.rank] = self.test
 
     def compute_gradient(self, step: int, batches: list[Any]) -> tuple[float, int]:

@@ -19,6 +19,15 @@ Two more may return the optimizer of a rank's own steps, and its learning-rate s
     def optimizer(parameters) -> torch.optim.Optimizer
     def scheduler(optimizer) -> one of torch.optim.lr_scheduler
 
+The next tells how much work a training batch is, such as its number of tokens, if batches
+differ; the steps of ranks are compared by it::
+
+    def work(batch) -> float
+
+Another one takes the record of each step of its rank, for other tools than this one::
+
+    def log(record: dict) -> None
+
 ``loss`` and ``metrics`` are called once more before the first step, to find mistakes in them.
 """
 
@@ -26,6 +35,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -55,6 +65,8 @@ class Task(NamedTuple):
             own steps.
         scheduler: Takes the optimizer, and returns its learning-rate scheduler, stepped after every
             training step of its rank.
+        work: Takes a training batch, and returns how much work it is, in any unit.
+        log: Takes the record of a step, after it, with this rank's number as "rank".
     """
 
     name: str
@@ -64,6 +76,8 @@ class Task(NamedTuple):
     metrics: Callable[[nn.Module, Any], Mapping[str, float]] | None = None
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    work: Callable[[Any], float] | None = None
+    log: Callable[[dict[str, Any]], Any] | None = None
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, float]:
         """Return the values to report for a test batch: the script's metrics, or the loss."""
@@ -223,6 +237,18 @@ def samples(batch: Any) -> int | None:
     if isinstance(batch, (tuple, list)):
         return next((n for n in map(samples, batch) if n is not None), None)
     return None
+
+
+def elements(batch: Any) -> int:
+    """Return the number of elements of a batch's arrays, 0 without any."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return math.prod(shape)
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (tuple, list)):
+        return sum(map(elements, batch))
+    return 0
 
 
 class Means:

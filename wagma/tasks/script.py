@@ -28,7 +28,7 @@ def load(path: Path) -> Task:
             f"{path} has no function {' and no '.join(missing)}: `wagma train --help` says what "
             "a script defines"
         )
-    for name in ("metrics", "optimizer", "scheduler"):
+    for name in ("metrics", "optimizer", "scheduler", "work", "log"):
         functions[name] = getattr(module, name, None)
         if functions[name] is not None and not callable(functions[name]):
             raise UsageError(f"{path}: {name} is not a function")

@@ -1,0 +1,475 @@
+"""`wagma report`: who is slow, what that costs, what would help, and what is no straggler."""
+
+import dataclasses
+import json
+
+import generated_runs
+import numpy as np
+import pages
+import pytest
+from generated_runs import KINDS, RANKS, STEPS, Run, alike
+from training import TIMEOUT, train_several
+
+from wagma import cli, report
+from wagma.report import live, records, slow, text
+from wagma.report.findings import PATTERNS, Report
+
+TRACES = pages.ROOT / "benchmarks" / "traces"
+
+
+def made(directory, kind=generated_runs.one_rank, seed=0, **given):
+    """Return a run's directory, with this culprit."""
+    run = Run(seed, **given)
+    kind(run)
+    return run.write(directory / "run")
+
+
+def slow_ranks(found):
+    return {rank for each in found.stragglers for rank in each.ranks}
+
+
+# --- who is slow
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_culprit_is_named_with_its_pattern_and_its_part(tmp_path, kind):
+    ranks, pattern, part = KINDS[kind]
+    found = report.of(made(tmp_path, kind))
+    assert found.insufficient is None
+    assert slow_ranks(found) == ranks
+    for each in found.stragglers:
+        assert (each.pattern, each.part) == (pattern, part)
+        assert 0 < each.cost.share <= found.cost.share
+    assert (found.cost is not None and found.cost.share > 0.05) == bool(ranks)
+    expected = [kind in (generated_runs.a_node,)] * bool(ranks)
+    assert [each.whole_node for each in found.stragglers[:1]] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_culprit_is_found_on_other_runs_and_numbers_of_ranks(kind):
+    ranks, pattern, _ = KINDS[kind]
+    for seed in range(1, 6):
+        run = Run(seed, ranks=RANKS * (1 + seed % 2), spread=0.01 * seed)
+        kind(run)
+        found = slow.find(run.own())
+        assert {each.rank for each in found} == ranks, seed
+        assert {each.pattern for each in found} <= {pattern}, seed
+
+
+def test_there_is_no_false_alarm_in_200_runs_of_ranks_that_are_alike():
+    found = {seed: slow.find(alike(seed)) for seed in range(200)}
+    assert {seed: of for seed, of in found.items() if of} == {}
+
+
+def test_the_details_of_each_pattern(tmp_path):
+    found = {
+        kind: report.of(made(tmp_path / kind.__name__, kind)).stragglers[0]
+        for kind in (
+            generated_runs.a_node,
+            generated_runs.every_tenth_step,
+            generated_runs.from_step_300,
+            generated_runs.growing,
+        )
+    }
+    node, tenth, later, growing = found.values()
+    assert (node.node, node.name) == ("b", "node b (ranks 4, 5, 6, 7)")
+    assert (tenth.every, tenth.share) == (10, 0.1)
+    assert tenth.ratio == pytest.approx(1 + 0.2 / 0.0855, rel=0.05)
+    assert abs(later.since - 300) <= 2
+    assert later.share == pytest.approx(0.25, abs=0.02)
+    assert growing.since < STEPS / 3
+    assert {each.pattern for each in found.values()} < set(PATTERNS)
+
+
+def test_phases_are_told_with_their_first_and_last_steps():
+    times = np.exp(np.random.default_rng(0).normal(0, 0.02, (300, 4)))
+    times[50:90, 2] *= 2
+    times[180:230, 2] *= 2
+    (found,) = slow.find(times)
+    assert (found.rank, found.pattern) == (2, "in phases")
+    assert np.abs(np.array(found.phases) - [(50, 89), (180, 229)]).max() <= 3
+
+
+def test_half_of_the_ranks_may_be_slow():
+    times = np.exp(np.random.default_rng(0).normal(0, 0.05, (100, 4)))
+    times[:, :2] *= 1.5
+    found = [(each.rank, each.pattern) for each in slow.find(times)]
+    assert found == [(0, "always"), (1, "always")]
+
+
+def test_where_the_processor_was_lost_is_outside_the_process(tmp_path):
+    (found,) = report.of(made(tmp_path, generated_runs.stolen_processor)).stragglers
+    lost = found.excess["outside"]
+    assert lost == pytest.approx(STEPS * 0.08, rel=0.1)
+    assert abs(found.excess["gradient"]) < 0.1 * lost
+
+
+def test_a_rank_that_averages_slowly_is_named(tmp_path):
+    run = Run(0)
+    run.averaging[:, 2] += 0.04
+    (found,) = report.of(run.write(tmp_path / "run")).stragglers
+    assert (found.ranks, found.pattern, found.part) == ((2,), "always", "averaging")
+    assert found.cost.seconds == pytest.approx(STEPS * 0.04, rel=0.1)
+
+
+def test_ranks_that_are_woken_late_do_not_hide_the_one_that_they_wait_for(tmp_path):
+    run = Run(0, steps=120, ranks=4)
+    run.prolong("gradient", 0.2, 1, slice(4, None, 10))
+    run.averaging[9::10] += run.rng.exponential(0.04, run.averaging[9::10].shape)
+    path = run.write(tmp_path / "run")
+    recorded = records.read(path)
+    own = np.array([recorded.own(rank) for rank in range(4)]).T
+    assert slow.find(own) == []
+    (found,) = report.of(path).stragglers
+    assert (found.ranks, found.pattern, found.part) == ((1,), "now and then", "gradient")
+
+
+# --- equal work
+
+
+def test_unequal_batches_without_told_work_are_insufficient_evidence(tmp_path):
+    run = Run(0)
+    lengths = run.rng.integers(100, 400, run.shape)
+    lengths[:, 3] = 400
+    run.elements = 32 * lengths
+    run.parts["gradient"] *= lengths / 250
+    found = report.of(run.write(tmp_path / "run"))
+    assert "the batches of the ranks differ in size" in found.insufficient
+    assert found.stragglers == ()
+    assert any(found.insufficient in line for line in text.lines(found))
+
+
+def test_told_work_is_divided_out(tmp_path):
+    run = Run(0)
+    run.work = run.rng.integers(1000, 4000, run.shape)
+    run.work[:, 3] = 4000
+    for part in run.parts:
+        run.parts[part] *= run.work / 2500
+    assert report.of(run.write(tmp_path / "alike")).stragglers == ()
+    run.parts["gradient"][:, 3] *= 1.5
+    found = report.of(run.write(tmp_path / "slow"))
+    assert slow_ranks(found) == {3}
+
+
+def test_samples_are_work_if_all_have_equally_many_elements(tmp_path):
+    run = Run(0)
+    run.samples[:, 2] = 64
+    run.elements = 64 * run.samples
+    for part in run.parts:
+        run.parts[part][:, 2] *= 2
+    found = report.of(run.write(tmp_path / "run"))
+    assert found.insufficient is None and found.stragglers == ()
+
+
+def test_few_steps_and_one_rank_are_insufficient(tmp_path):
+    few = report.of(made(tmp_path / "few", steps=10))
+    assert few.insufficient == "10 steps are too few: 16 are needed"
+    alone = report.of(Run(0, ranks=1).write(tmp_path / "alone"))
+    assert alone.insufficient == "there is one rank" and alone.imbalance is None
+
+
+# --- what it costs, and what would help
+
+
+def test_the_price_is_the_time_that_the_job_would_save(tmp_path):
+    """In synchronous training: the sum over the steps of what the slowest rank takes longer."""
+    run = Run(0)
+    generated_runs.from_step_300(run)
+    own = run.own()
+    (straggler,) = report.of(run.write(tmp_path / "run")).stragglers
+    others = np.delete(own, 1, axis=1).max(axis=1)
+    assert straggler.cost.seconds == pytest.approx((own.max(axis=1) - others).sum(), rel=0.02)
+    assert straggler.cost.share == pytest.approx(1 - 1 / straggler.cost.slowdown)
+    assert 0.9 < straggler.cost.explained < 1.2
+
+
+def test_the_simulation_s_own_error_is_told(tmp_path):
+    found = report.of(made(tmp_path))
+    assert found.wall_s == pytest.approx(found.simulated_s, rel=0.01)
+    assert found.error == found.simulated_s / found.wall_s - 1
+    assert any(f"{found.error:+.1%}" in line for line in text.lines(found))
+
+
+def test_the_price_is_by_the_method_of_the_run(tmp_path):
+    """Two ranks that are slow in different steps of a period delay its end by one of them."""
+    run = Run(0)
+    run.prolong("gradient", 0.2, 2, slice(3, None, 10))
+    run.prolong("gradient", 0.2, 6, slice(7, None, 10))
+    waits = report.of(run.write(tmp_path / "allreduce"))
+    avoids = report.of(run.write(tmp_path / "local", "local-sgd", options={"sync_period": 10}))
+    assert slow_ranks(waits) == slow_ranks(avoids) == {2, 6}
+    saved, half = (each.cost.share * each.simulated_s for each in (waits, avoids))
+    assert half == pytest.approx(saved / 2, rel=0.05)
+
+
+def test_methods_are_told_by_throughput_with_their_bounds(tmp_path):
+    found = report.of(made(tmp_path, generated_runs.every_tenth_step))
+    rates = [each.steps_per_s for each in found.remedies]
+    assert rates == sorted(rates, reverse=True)
+    assert all(each.bound >= 0.999 * each.steps_per_s for each in found.remedies)
+    of = {each.algorithm: each for each in found.remedies}
+    assert len(of) == len(found.remedies) > 10
+    assert of["allreduce"].ratio == 1
+    assert of["allreduce"].loss == pytest.approx(found.stragglers[0].cost.share, rel=0.05)
+    assert of["wagma"].loss < of["allreduce"].loss
+
+
+def test_a_slower_network_slows_methods_that_send_more(tmp_path):
+    run = made(tmp_path)
+    (run / "config.json").write_text(
+        json.dumps(json.loads((run / "config.json").read_text()) | {"model_bytes": 10**9})
+    )
+    fast, slow_one = (
+        {each.algorithm: each for each in report.of(run, machine).remedies}
+        for machine in ("hdr", "10gbe")
+    )
+    assert slow_one["allreduce"].steps_per_s < 0.5 * fast["allreduce"].steps_per_s
+
+
+def test_ranks_that_trained_for_a_time_are_priced_by_their_steps(tmp_path):
+    run = Run(0)
+    generated_runs.one_rank(run)
+    seconds = 20.0
+    found = report.of(run.write(tmp_path / "run", seconds=seconds))
+    (straggler,) = found.stragglers
+    assert found.wall_s == seconds
+    own = run.own()
+    without = np.delete(own, 3, axis=1).max(axis=1).mean() / own.max(axis=1).mean()
+    assert straggler.cost.share == pytest.approx(1 - without, abs=0.02)
+
+
+def test_ranks_that_made_different_numbers_of_steps_trained_for_a_time(tmp_path):
+    path = made(tmp_path)
+    file = path / "rank-0003.jsonl"
+    file.write_text("".join(file.open().readlines()[: STEPS * 2 // 3]))
+    config = json.loads((path / "config.json").read_text())
+    own_pace = {"algorithm": "wagma:pace=own", "options": {"pace": "own"}}
+    (path / "config.json").write_text(json.dumps(config | own_pace))
+    found = report.of(path)
+    assert slow_ranks(found) == {3}
+    assert [rank.steps for rank in found.ranks[2:5]] == [STEPS, STEPS * 2 // 3, STEPS]
+    # No other rank waits for it: a rank of 8 is missing for a part of the time.
+    assert 0 < found.cost.share < 1 / RANKS
+
+
+def test_a_method_that_cannot_be_simulated_has_no_price(tmp_path):
+    run = Run(0)
+    generated_runs.one_rank(run)
+    found = report.of(run.write(tmp_path / "run", "sorcery"))
+    assert slow_ranks(found) == {3}
+    assert found.stragglers[0].cost is None and found.simulated_s is None
+    assert found.remedies == () and text.headline(found) is None
+
+
+# --- the line at the end of a training
+
+
+def test_several_stragglers_are_priced_together(tmp_path):
+    found = report.of(made(tmp_path, generated_runs.two_ranks))
+    assert found.cost.share > 10 * max(each.cost.share for each in found.stragglers)
+    line = text.headline(found)
+    first, second = (each.name for each in found.stragglers)
+    assert line.startswith(f"{first} took 1.6 ×") and f", as {second} did: " in line
+    assert f"{100 * found.cost.share:.0f} % of the throughput" in line
+
+
+def test_the_line_at_the_end_names_and_prices_the_straggler(tmp_path):
+    found = report.of(made(tmp_path, generated_runs.data_loading))
+    share = f"{100 * found.stragglers[0].cost.share:.0f} %"
+    start = "rank 0 took 1.7 × the others' median in 100 % of steps, in data loading: "
+    assert text.headline(found).startswith(f"{start}{share} of the throughput; ")
+
+
+@pytest.mark.parametrize("kind", [generated_runs.nothing, generated_runs.noise])
+def test_there_is_no_line_without_a_straggler(tmp_path, kind):
+    assert text.headline(report.of(made(tmp_path, kind))) is None
+
+
+# --- warnings while a job runs
+
+
+def looked(path, caplog, seconds):
+    """Return the warnings of a rank that looks after these seconds."""
+    clock = [0.0]
+    watch = live.Watch(path, lambda: clock[0])
+    caplog.clear()
+    with caplog.at_level("INFO", "wagma"):
+        for clock[0] in seconds:
+            watch.look()
+    return caplog.messages
+
+
+def test_a_slow_rank_is_warned_of_once_a_minute(tmp_path, caplog):
+    path = made(tmp_path, generated_runs.from_step_300)
+    assert looked(path, caplog, [1, 59]) == []
+    message = "in the last steps, rank 1 took 1.9 × the others' median in 50 % of steps, in forward"
+    warnings = looked(path, caplog, [61, 62, 100, 122])
+    assert [each[: len(message)] for each in warnings] == 2 * [message]
+
+
+@pytest.mark.parametrize("kind", [generated_runs.nothing, generated_runs.noise])
+def test_there_is_no_warning_of_ranks_that_are_alike(tmp_path, caplog, kind):
+    assert looked(made(tmp_path, kind), caplog, [61]) == []
+
+
+def test_ranks_that_are_at_other_steps_are_compared_by_those_of_all(tmp_path, caplog):
+    path = made(tmp_path)
+    file = path / "rank-0003.jsonl"
+    file.write_text("".join(file.open().readlines()[:-50]) + '{"step": 3')
+    (warning,) = looked(path, caplog, [61])
+    assert "rank 3 took 1.5 × the others' median in 100 % of steps" in warning
+
+
+def test_ranks_that_make_no_steps_are_left_out(tmp_path, caplog):
+    path = made(tmp_path)
+    (path / "rank-0000.jsonl").write_text("")
+    (warning,) = looked(path, caplog, [61])
+    assert "rank 3 took 1.5 ×" in warning
+    found = report.of(path)
+    assert slow_ranks(found) == {3} and [rank.rank for rank in found.ranks] == [*range(1, RANKS)]
+
+
+def test_nothing_is_said_of_ranks_that_have_written_nothing_here(tmp_path, caplog):
+    path = made(tmp_path)
+    (path / "rank-0005.jsonl").unlink()
+    (message,) = looked(path, caplog, [61])
+    assert message.startswith("no look for stragglers: ") and "rank-0005" in message
+
+
+# --- production jobs, whose results are published (Lin et al., OSDI 2025)
+
+
+def test_the_slow_replica_of_a_production_job_is_named_and_priced():
+    found = report.of(TRACES / "bytedance-AR.csv")
+    (straggler,) = found.stragglers
+    assert (straggler.ranks, straggler.pattern, straggler.share) == ((0,), "always", 1.0)
+    assert straggler.cost.slowdown == pytest.approx(46.3 / 23.5, rel=0.1)
+    assert straggler.part is None
+
+
+def test_unequal_steps_of_a_production_job_are_no_straggler():
+    found = report.of(TRACES / "bytedance-SE.csv")
+    assert found.stragglers == () and found.size == 32
+    assert found.imbalance.everywhere
+    assert found.imbalance.cost.slowdown == pytest.approx(4 / 3, rel=0.05)
+
+
+def test_nothing_is_found_between_replicas_that_are_alike():
+    found = report.of(TRACES / "bytedance-ST.csv")
+    assert found.stragglers == () and not found.imbalance.everywhere
+    assert "no straggler: no rank is slower than the others" in list(text.lines(found))
+
+
+# --- the command
+
+
+def run_command(capsys, *words):
+    assert cli.main(["report", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_prints_the_report(tmp_path, capsys):
+    path = made(tmp_path, generated_runs.data_loading)
+    first, straggler, cost, *rest = run_command(capsys, path).splitlines()
+    assert first == f"{path}: allreduce, 8 ranks, 400 steps compared"
+    assert straggler.startswith("rank 0 took 1.7 × the others' median in 100 % of steps, in data")
+    assert cost.startswith("  it costs ")
+    table = rest[rest.index("") + 1 :]
+    headings = table[0].split("  ")
+    assert headings[0] == "rank" and "data ms" in table[0] and "waiting ms" in table[0]
+    assert [line.split()[0] for line in table[1 : 1 + RANKS]] == list(map(str, range(RANKS)))
+    assert "in simulated time; says nothing about accuracy:" in rest
+
+
+def test_of_many_ranks_the_slowest_are_in_the_table(tmp_path):
+    run = Run(0, steps=20, ranks=40)
+    run.prolong("gradient", 0.04, 39)
+    run.prolong("gradient", -0.04, 0)
+    found = text.columns(report.of(run.write(tmp_path / "run", nodes=40 * ["a"])))
+    assert len(found["rank"]) == text.ROWS
+    assert "39" in found["rank"] and "0" not in found["rank"]
+
+
+def test_json_has_every_field(tmp_path, capsys):
+    path = made(tmp_path)
+    found = json.loads(run_command(capsys, path, "--json"))
+    assert found.keys() == {field.name for field in dataclasses.fields(Report)}
+    assert found["stragglers"][0]["ranks"] == [3]
+    assert found == json.loads(json.dumps(report.of(path).as_dict()))
+
+
+def test_a_run_that_is_still_written_is_read_to_its_last_whole_line(tmp_path):
+    path = made(tmp_path)
+    file = path / "rank-0002.jsonl"
+    file.write_text(file.read_text()[:-30])
+    assert report.of(path).compared == STEPS - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing", None, "cannot read "),
+        ("empty", {}, "has no rank-*.jsonl: is it a run of wagma train?"),
+        ("broken", {"config.json": "{}", "rank-0000.jsonl": "[]\n"}, "rank-0000.jsonl, line 1: no"),
+        ("none", {"config.json": "{}", "rank-0000.jsonl": ""}, "has no steps"),
+        ("without", {"rank-0000.jsonl": ""}, "config.json: No such file"),
+    ],
+)
+def test_what_is_no_run_is_refused_in_one_line(tmp_path, capsys, name, content, message):
+    if content is not None:
+        (tmp_path / name).mkdir()
+        for file, written in content.items():
+            (tmp_path / name / file).write_text(written)
+    assert cli.main(["report", str(tmp_path / name)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("wagma: error: ") and message in line
+
+
+# --- real ranks
+
+SLOW_DATA = """
+import time
+
+import torch
+
+
+def model():
+    return torch.nn.Linear(8, 1)
+
+
+def data(rank, size, batch_size, seed):
+    def batches():
+        while True:
+            time.sleep(0.04 if rank == 1 else 0.0)
+            yield torch.ones(batch_size, 8)
+
+    return batches(), []
+
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+
+def work(batch):
+    return len(batch)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(TIMEOUT + 20)
+def test_a_rank_that_loads_data_slowly_is_named_after_its_training(tmp_path):
+    script = tmp_path / "slow_data.py"
+    script.write_text(SLOW_DATA)
+    common = ["--steps", 60, "--step-time", 20, "--algorithm", "allreduce"]
+    jobs = {"data": ["--script", script, *common], "delay": [*common, "--slow-rank", "2:4"]}
+    ended = train_several(tmp_path, jobs, ranks=3).check()
+    lines = [line for line in ended.stdout.splitlines() if "× the others' median" in line]
+    assert len(lines) == 2
+    assert lines[0].startswith("rank 1 took ") and "in data loading: " in lines[0]
+    assert lines[1].startswith("rank 2 took ") and "in injected delay: " in lines[1]
+    for name, rank in (("data", 1), ("delay", 2)):
+        found = report.of(tmp_path / name)
+        assert slow_ranks(found) == {rank}
+        assert found.stragglers[0].pattern == "always"
+        assert found.ranks[0].node is not None
+    assert json.loads((tmp_path / "data/rank-0000.jsonl").open().readline())["work"] == 32

@@ -1,0 +1,290 @@
+"""The report of a run: its records, compared, named and priced."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from wagma.report import records, slow
+from wagma.report.findings import Imbalance, Rank, Remedy, Report, Straggler
+from wagma.report.price import Job, NotSimulated
+from wagma.report.records import Recorded
+
+__all__ = ["Compared", "compared", "of"]
+
+LEAST = 1e-9  # seconds, of a step without any
+COMPUTE = "data", "gradient", "optimizer"
+FAULTS = 0.1  # of a step, that wait for a disk: the process is swapped
+UNEQUAL_WORK = 0.02  # of a step's work: ranks' batches are not equal
+SELDOM = 0.1  # the share of steps with unequal work, such as the last ones of the data
+MATTERS = 1.1  # the slowest rank's time divided by the mean, from which on the OSDI paper counts it
+
+
+def of(run: Path | str, machine: str | None = None) -> Report:
+    """Return the report of a run, also of one that has not ended.
+
+    Args:
+        run: a directory of ``wagma train``, or a text file of step times in seconds with a line for
+            each step and a column for each rank, which is assumed to be of synchronous training.
+        machine: the network that other methods would use, one of `wagma.simulation.MACHINES`; None:
+            one on which an exchange takes as long as the run's own did, or no time for a table.
+
+    Raises:
+        ValueError: it is neither, or has no steps.
+        OSError: it cannot be read.
+    """
+    recorded = records.read(Path(run))
+    own, scale, insufficient, stragglers = compared(recorded)
+    try:
+        job = Job(recorded, machine)
+    except NotSimulated:
+        job = None
+    together = None
+    if job is not None and stragglers:
+        together = job.cost(job.without(indices(recorded, stragglers)))
+        stragglers = [
+            dataclasses.replace(each, cost=job.cost(job.without(indices(recorded, [each]))))
+            for each in stragglers
+        ]
+        stragglers.sort(key=lambda each: -each.cost.share if each.cost else 0.0)
+    return Report(
+        run=str(recorded.path),
+        algorithm=recorded.algorithm,
+        size=len(recorded.ranks),
+        trace=recorded.is_table,
+        compared=recorded.compared,
+        wall_s=recorded.wall,
+        simulated_s=job.wall if job else None,
+        error=job.wall / recorded.wall - 1 if job and recorded.wall else None,
+        steps_per_s=rate_of(recorded, job),
+        insufficient=insufficient,
+        ranks=numbers(recorded, own * scale),
+        stragglers=tuple(stragglers),
+        cost=together,
+        imbalance=imbalance_of(own, stragglers, job),
+        remedies=remedies_of(recorded, stragglers, job),
+    )
+
+
+class Compared(NamedTuple):
+    """The ranks' steps, compared.
+
+    Attributes:
+        own: seconds of the ranks' own steps, float64 array of shape (steps, ranks).
+        scale: what these are multiplied by for equal work, of the same shape.
+        insufficient: why they cannot be compared; None: they can.
+        stragglers: those found, without their costs.
+    """
+
+    own: np.ndarray
+    scale: np.ndarray
+    insufficient: str | None
+    stragglers: list[Straggler]
+
+
+def compared(recorded: Recorded) -> Compared:
+    """Compare the ranks' steps, and name the stragglers."""
+    scale, insufficient = scale_of(recorded)
+    own = np.array([recorded.own(rank)[: recorded.compared] for rank in places(recorded)]).T
+    stragglers = [] if insufficient else named(recorded, own * scale, scale)
+    return Compared(own, scale, insufficient, stragglers)
+
+
+def places(recorded: Recorded) -> range:
+    """Return the indices of the ranks that trained."""
+    return range(len(recorded.ranks))
+
+
+def indices(recorded: Recorded, stragglers: Sequence[Straggler]) -> list[int]:
+    """Return the indices of the ranks of stragglers."""
+    return [recorded.ranks.index(rank) for each in stragglers for rank in each.ranks]
+
+
+def rate_of(recorded: Recorded, job: Job | None) -> float | None:
+    """Return the steps per second of all ranks: measured, or simulated for a table."""
+    seconds = recorded.wall or (job.wall if job else None)
+    return sum(recorded.counts) / seconds if seconds else None
+
+
+def scale_of(recorded: Recorded) -> tuple[np.ndarray, str | None]:
+    """Return what step times are multiplied by for equal work, and why they cannot be compared.
+
+    Returns:
+        A float64 array of shape (steps, ranks), and None if they can be.
+    """
+    one = np.ones((recorded.compared, len(recorded.ranks)))
+    if len(recorded.ranks) < 2:
+        return one, "there is one rank"
+    if recorded.compared < slow.ENOUGH:
+        return one, f"{recorded.compared} steps are too few: {slow.ENOUGH} are needed"
+    told, samples, elements = map(recorded.column, ("work", "samples", "elements"))
+    if (told > 0).all():
+        return np.median(told) / told, None
+    if is_equal(elements) and is_equal(samples):
+        return one, None
+    per_sample = np.divide(elements, samples, out=np.zeros_like(one), where=samples > 0)
+    if is_equal(per_sample) and samples.all():
+        return np.median(samples) / samples, None
+    return one, (
+        "the batches of the ranks differ in size, and the script does not tell how much work each "
+        "is: define work(batch)"
+    )
+
+
+def is_equal(work: np.ndarray) -> bool:
+    """Return whether all ranks have equal work in nearly all steps."""
+    spread = work.max(axis=1) - work.min(axis=1)
+    return bool((spread > UNEQUAL_WORK * work.max(axis=1)).mean() <= SELDOM)
+
+
+def named(recorded: Recorded, own: np.ndarray, scale: np.ndarray) -> list[Straggler]:
+    """Return the stragglers, without their costs.
+
+    Args:
+        recorded: the run's records.
+        own: seconds of the ranks' own steps of equal work, of shape (steps, ranks).
+        scale: what times are multiplied by for equal work, of the same shape.
+    """
+    found = slow_ranks(own, own - recorded.part("averaging") * scale)
+    others = [rank for rank in places(recorded) if rank not in {each.rank for each in found}]
+    usual = np.median(own[:, others], axis=1)
+    nodes = recorded.nodes
+    stragglers = []
+    for group in groups_of(found, nodes):
+        ranks = [each.rank for each in group]
+        first = max(group, key=lambda each: float(own[:, each.rank].sum()))
+        ratios = [(own[each.slow, each.rank] / usual[each.slow]) for each in group]
+        excess = excess_of(recorded, ranks, others, scale)
+        stragglers.append(
+            Straggler(
+                ranks=tuple(recorded.ranks[rank] for rank in ranks),
+                node=nodes[ranks[0]],
+                whole_node=len(ranks) > 1,
+                pattern=first.pattern,
+                ratio=float(np.median(np.concatenate(ratios))),
+                share=float(np.mean([each.slow.mean() for each in group])),
+                since=first.since,
+                phases=first.phases,
+                every=first.every,
+                part=main_part(recorded, excess),
+                excess=excess,
+                cost=None,
+            )
+        )
+    return stragglers
+
+
+def slow_ranks(own: np.ndarray, alone: np.ndarray) -> list[slow.Found]:
+    """Return the ranks that are slow by themselves, or else with their part of averaging.
+
+    The part that is not waiting varies with how soon a waiting rank is woken.
+
+    Args:
+        own: as for `named`.
+        alone: the same without averaging.
+    """
+    found = {each.rank: each for each in slow.find(np.maximum(own, LEAST))}
+    found |= {each.rank: each for each in slow.find(np.maximum(alone, LEAST))}
+    return [found[rank] for rank in sorted(found)]
+
+
+def groups_of(found: list[slow.Found], nodes: Sequence[str | None]) -> list[list[slow.Found]]:
+    """Return the slow ranks, all ranks of a node in one if they are slow in the same pattern."""
+    groups = []
+    by_rank = {each.rank: each for each in found}
+    for node in dict.fromkeys(nodes):
+        mine = [rank for rank, each in enumerate(nodes) if each == node]
+        slow_here = [by_rank[rank] for rank in mine if rank in by_rank]
+        whole = 1 < len(mine) == len(slow_here) and len({each.pattern for each in slow_here}) == 1
+        groups += [slow_here] if whole else [[each] for each in slow_here]
+    return groups
+
+
+def excess_of(
+    recorded: Recorded, slow_ranks: Sequence[int], others: Sequence[int], scale: np.ndarray
+) -> Mapping[str, float]:
+    """Return by how many seconds the steps of slow ranks took longer, by part.
+
+    Args:
+        recorded: the run's records.
+        slow_ranks, others: indices of the slow ranks, of which the mean is taken, and of those that
+            they are compared with.
+        scale: as for `named`.
+    """
+
+    def excess(times: np.ndarray) -> float:
+        times = times * scale
+        usual = np.median(times[:, list(others)], axis=1)
+        return float((times[:, list(slow_ranks)].mean(axis=1) - usual).sum())
+
+    inside = {name: excess(recorded.part(name)) for name in COMPUTE}
+    found = {name: excess(recorded.part(name)) for name in ("delay", "averaging", "other")}
+    computed = sum(inside.values())
+    outside = 0.0
+    if recorded.detailed and computed > 0:
+        swapped = recorded.column("faults")[:, list(slow_ranks)].mean() > FAULTS
+        idle = recorded.column("compute_s") - recorded.column("cpu_s")
+        lost = excess(idle if swapped else recorded.column("queued_s"))
+        outside = min(max(0.0, lost), computed)
+    left = 1 - outside / computed if computed > 0 else 1.0
+    return {name: seconds * left for name, seconds in inside.items()} | found | {"outside": outside}
+
+
+def main_part(recorded: Recorded, excess: Mapping[str, float]) -> str | None:
+    """Return the part with most of the excess, None if it is not recorded."""
+    most = max(excess, key=lambda name: excess[name])
+    return most if recorded.detailed or most == "delay" else None
+
+
+def numbers(recorded: Recorded, own: np.ndarray) -> tuple[Rank, ...]:
+    """Return all ranks in numbers.
+
+    Args:
+        recorded: the run's records.
+        own: as for `named`.
+    """
+    ranks = []
+    for rank in places(recorded):
+        others = np.delete(own, rank, axis=1)
+        usual = np.median(others, axis=1) if others.size else own[:, rank]
+        ratios = own[:, rank] / np.maximum(usual, LEAST)
+        ranks.append(
+            Rank(
+                rank=recorded.ranks[rank],
+                node=recorded.nodes[rank],
+                steps=recorded.counts[rank],
+                median_s=float(np.median(own[:, rank])),
+                ratio=float(np.median(ratios)),
+                seconds={k: float(v.mean()) for k, v in recorded.parts[rank].items()},
+            )
+        )
+    return tuple(ranks)
+
+
+def imbalance_of(
+    own: np.ndarray, stragglers: Sequence[Straggler], job: Job | None
+) -> Imbalance | None:
+    """Return how unequal the steps are; None for one rank."""
+    if own.shape[1] < 2:
+        return None
+    means = np.maximum(own.mean(axis=1), LEAST)
+    ratio = float((own.max(axis=1) / means).mean())
+    everywhere = not stragglers and ratio >= MATTERS
+    return Imbalance(ratio, everywhere, job.cost(job.equal()) if job else None)
+
+
+def remedies_of(
+    recorded: Recorded, stragglers: Sequence[Straggler], job: Job | None
+) -> tuple[Remedy, ...]:
+    """Return the methods' throughput; () if nothing can be simulated."""
+    if job is None or job.size < 2:
+        return ()
+    slow_ranks = indices(recorded, stragglers)
+    try:
+        return job.remedies(job.without(slow_ranks) if slow_ranks else job.equal())
+    except NotSimulated:
+        return ()

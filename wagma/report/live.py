@@ -1,0 +1,90 @@
+"""Warnings of stragglers while a job runs, from what the ranks have written: no message is sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from wagma.report import slow, text
+from wagma.report.analysis import compared
+from wagma.report.findings import Straggler
+from wagma.report.records import Recorded, of_records
+
+__all__ = ["Watch"]
+
+EVERY = 60.0  # seconds
+LAST = 200  # steps that are compared
+LINE = 600  # bytes of a record, and some more
+MATTERS = 0.1  # of a step, in the mean
+
+log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Looks for stragglers once a minute, on one rank.
+
+    Args:
+        run: the run's directory, in which all ranks write.
+        clock: function that returns the time, in seconds.
+    """
+
+    def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.run, self.clock = run, clock
+        self.next = clock() + EVERY
+        self.config: dict[str, Any] | None = None
+
+    def look(self) -> None:
+        """Log a warning of the slowest rank, if a minute is over and one is slow."""
+        if self.clock() < self.next:
+            return
+        try:
+            found = self.stragglers()
+        except (OSError, ValueError) as error:  # the ranks have other disks
+            log.info("no look for stragglers: %s", error)
+            found = []
+        if found:
+            log.warning("in the last steps, %s", text.slowness(max(found, key=severity)))
+        self.next = self.clock() + EVERY
+
+    def stragglers(self) -> list[Straggler]:
+        """Return those of the last steps that all ranks have made."""
+        recorded = self.recorded()
+        if recorded is None:
+            return []
+        return [each for each in compared(recorded).stragglers if severity(each) >= MATTERS]
+
+    def recorded(self) -> Recorded | None:
+        """Return the records of the last steps that all ranks have made; None if they are few."""
+        if self.config is None:
+            self.config = json.loads((self.run / "config.json").read_text(encoding="utf-8"))
+        files = [self.run / f"rank-{rank:04}.jsonl" for rank in range(self.config["ranks"])]
+        ends = {rank: end_of(file) for rank, file in enumerate(files)}
+        made = {rank: {each["step"]: each for each in records} for rank, records in ends.items()}
+        each = [steps.keys() for steps in made.values() if steps]  # some ranks make none
+        common = set.intersection(*map(set, each)) if each else set()
+        if len(common) <= slow.ENOUGH:
+            return None
+        chosen = {
+            rank: [steps[step] for step in sorted(common)] for rank, steps in made.items() if steps
+        }
+        return of_records(self.run, self.config, chosen, since_first=True)
+
+
+def severity(each: Straggler) -> float:
+    """Return the excess of a straggler as a share of the others' steps."""
+    return each.share * (each.ratio - 1)
+
+
+def end_of(file: Path) -> list[dict[str, Any]]:
+    """Return the last whole records of a rank, [] if it has none."""
+    with file.open("rb") as lines:
+        size = lines.seek(0, 2)
+        lines.seek(max(0, size - LAST * LINE))
+        read = lines.read().split(b"\n")[:-1]
+    if size > LAST * LINE:
+        read = read[1:]
+    return [json.loads(line) for line in read[-LAST:]]

@@ -1,0 +1,143 @@
+"""A report in words: the lines of the command, and the one line at the end of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from wagma.report.findings import PARTS, Cost, Remedy, Report, Straggler
+
+__all__ = ["columns", "headline", "lines", "remedy_columns"]
+
+MATTERS = 0.05  # of the throughput
+BEST = 3
+NAMED = 4  # stragglers in a line
+ROWS = 32  # of the table of ranks
+NOTHING = "–"
+
+
+def headline(report: Report) -> str | None:
+    """Return the stragglers in a line; None if they do not cost enough to matter."""
+    cost = report.cost
+    if cost is None or cost.share < MATTERS:
+        return None
+    first, *others = report.stragglers
+    text = slowness(first)
+    if others:
+        text += f", as {listed([each.name for each in others])} did"
+    text += f": {percent(cost.share)} of the throughput"
+    best = next((each for each in report.remedies if each.algorithm != report.algorithm), None)
+    if best is not None and best.loss < cost.share:
+        text += f"; {best.algorithm} would {lose(best.loss)}"
+    return text
+
+
+def listed(names: list[str]) -> str:
+    """Return "one, two and three"; of many the first ones and the number of the others."""
+    if len(names) > NAMED:
+        names = [*names[:NAMED], f"{len(names) - NAMED} more"]
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def lose(loss: float) -> str:
+    """Return "lose 4 %", or what is gained."""
+    return f"{'lose' if loss >= 0 else 'gain'} {percent(abs(loss))}"
+
+
+def slowness(each: Straggler) -> str:
+    """Return "rank 3 took 2.1 × the others' median in 94 % of steps, in data loading"."""
+    text = (
+        f"{each.name} took {each.ratio:.1f} × the others' median in {percent(each.share)} of steps"
+    )
+    return text if each.part is None else f"{text}, in {PARTS[each.part]}"
+
+
+def percent(share: float) -> str:
+    """Return a share as "31 %"."""
+    return f"{100 * share:.0f} %"
+
+
+def lines(report: Report) -> Iterator[str]:
+    """Yield what the report says above its tables, a paragraph in each line."""
+    yield f"{report.run}: {report.algorithm}, {report.size} ranks, {report.compared} steps compared"
+    if report.insufficient:
+        yield f"insufficient evidence of who is slow: {report.insufficient}"
+    for each in report.stragglers:
+        yield f"{slowness(each)}; {pattern(each)}"
+        if each.cost:
+            yield f"  it costs {cost(each.cost)}"
+    if report.cost and len(report.stragglers) > 1:
+        yield f"together they cost {cost(report.cost)}"
+    imbalance = report.imbalance
+    if imbalance and imbalance.everywhere:
+        price = imbalance.cost and f": {percent(imbalance.cost.share)} of the throughput"
+        yield (
+            f"no straggler, but unequal steps on all ranks: the slowest takes "
+            f"{imbalance.slowest_over_mean:.2f} × the mean of a step{price or ''}"
+        )
+    elif not report.stragglers and not report.insufficient:
+        yield "no straggler: no rank is slower than the others"
+    if report.error is not None:
+        yield (
+            f"the run took {report.wall_s:.2f} s, and {report.simulated_s:.2f} s in simulated time "
+            f"({report.error:+.1%}): the costs are as uncertain"
+        )
+
+
+def pattern(each: Straggler) -> str:
+    """Return the pattern of a straggler in words."""
+    if each.pattern == "now and then" and each.every:
+        return f"every {each.every} steps"
+    if each.pattern == "from a step on":
+        return f"from step {each.since} on"
+    if each.pattern == "growing":
+        return f"growing since step {each.since}"
+    if each.pattern == "in phases":
+        return "in steps " + ", ".join(f"{first} to {last}" for first, last in each.phases)
+    return each.pattern
+
+
+def cost(found: Cost) -> str:
+    """Return what something costs in words."""
+    text = (
+        f"{found.seconds:.2f} s: {percent(found.share)} of the throughput, a slow-down of "
+        f"{found.slowdown:.2f}"
+    )
+    if found.explained is not None:
+        text += f"; {percent(min(1.0, found.explained))} of what unequal steps cost in all"
+    return text
+
+
+def columns(report: Report) -> dict[str, list[str]]:
+    """Return the table of the ranks, of many the slowest: by heading, one string for each rank."""
+    slowest = sorted(report.ranks, key=lambda rank: -rank.ratio)[:ROWS]
+    ranks = sorted(slowest, key=lambda rank: rank.rank)
+    names = () if report.trace else (*PARTS, "waiting")
+    recorded = [name for name in names if any(rank.seconds.get(name) for rank in ranks)]
+    found = {"rank": [str(rank.rank) for rank in ranks]}
+    if len({rank.node for rank in report.ranks}) > 1:
+        found["node"] = [rank.node or NOTHING for rank in ranks]
+    found["steps"] = [str(rank.steps) for rank in ranks]
+    found["own ms"] = [f"{1000 * rank.median_s:.2f}" for rank in ranks]
+    found["÷ others"] = [f"{rank.ratio:.2f}" for rank in ranks]
+    for name in recorded:
+        found[f"{name} ms"] = [f"{1000 * rank.seconds[name]:.2f}" for rank in ranks]
+    return found
+
+
+def remedy_columns(report: Report) -> dict[str, list[str]]:
+    """Return the table of the best methods and the run's own: columns by heading."""
+    shown = best_of(report)
+    return {
+        "same steps under": [each.algorithm for each in shown],
+        "steps/s": [f"{each.steps_per_s:,.2f}" for each in shown],
+        "bound": [f"{each.bound:,.2f}" for each in shown],
+        "ratio": [f"{each.ratio:.2f}" for each in shown],
+        "lost": [percent(each.loss) for each in shown],
+    }
+
+
+def best_of(report: Report) -> list[Remedy]:
+    """Return the run's own method, and then the best others."""
+    own = [each for each in report.remedies if each.algorithm == report.algorithm]
+    return own + [each for each in report.remedies if each.algorithm != report.algorithm][:BEST]
