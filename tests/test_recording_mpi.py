@@ -1,0 +1,131 @@
+"""One's own loop, recorded in the files of `wagma train`."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from training import metrics
+
+from wagma import optim, report
+from wagma.following import Run
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.transports()]
+
+STEPS, BATCH = 20, 10
+KINDS = {
+    "wagma": lambda *wrapped, **options: optim.WAGMA(*wrapped, sync_period=4, **options),
+    "wagma-overlap": lambda *wrapped, **options: optim.WAGMA(*wrapped, overlap=True, **options),
+    "allreduce": optim.Allreduce,
+    "ad-psgd": optim.ADPSGD,
+    "local-sgd": lambda *wrapped, **options: optim.LocalSGD(*wrapped, sync_period=5, **options),
+}
+
+
+@pytest.fixture
+def directory(comm, tmp_path):
+    """A directory that all ranks share."""
+    return comm.bcast(tmp_path)
+
+
+def make(comm, kind="wagma"):
+    torch.manual_seed(comm.rank)
+    model = torch.nn.Linear(8, 1)
+    local = torch.optim.SGD(model.parameters(), lr=0.05)
+    return model, KINDS[kind](local, model, comm=comm)
+
+
+def train(model, optimizer, batches, run=None, steps=None):
+    for step, inputs in enumerate(batches):
+        if step == steps:
+            break
+        optimizer.zero_grad()
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        if run is not None:
+            run.note(loss=loss.item(), work=2.0)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_files_are_those_of_a_training(comm, directory, kind):
+    model, optimizer = make(comm, kind)
+    batches = [torch.randn(BATCH, 8) for _ in range(STEPS)]
+    with optimizer, optimizer.record(directory / "runs" / "mine", steps=STEPS) as run:
+        train(model, optimizer, run.batches(batches), run)
+    comm.Barrier()
+    records = metrics(run.directory, comm.rank)
+    assert [each["step"] for each in records] == list(range(STEPS))
+    for each in records:
+        told = {name: each[name] for name in ("samples", "elements", "work", "delay_s")}
+        assert told == {"samples": BATCH, "elements": 8 * BATCH, "work": 2.0, "delay_s": 0.0}
+        assert math.isfinite(each["loss"]) and each["compute_s"] >= each["optimizer_s"] > 0
+        assert each["group"] and each["data_s"] > 0
+    spent = sum(each["compute_s"] + each["average_s"] for each in records)
+    assert 0.5 * spent < records[-1]["elapsed_s"] and spent <= 1.001 * records[-1]["elapsed_s"]
+    assert not optimizer.optimizer._optimizer_step_post_hooks
+    if comm.rank == 0:
+        summary = json.loads((run.directory / "summary.json").read_text())
+        assert summary["steps_of_rank"] == comm.size * [STEPS]
+        assert 0 < summary["bound_over_wall"] <= 1.01
+        settings = json.loads((run.directory / "config.json").read_text())
+        assert settings["algorithm"] == kind.partition("-overlap")[0]
+        assert (settings["ranks"], settings["steps"]) == (comm.size, STEPS)
+        followed = Run(run.directory)
+        followed.poll()
+        assert followed.ended and followed.steps == STEPS
+        assert report.of(run.directory).size == comm.size
+
+
+def test_what_was_recorded_before_an_exception_is_kept(comm, directory):
+    model, optimizer = make(comm)
+    with optimizer:
+        with pytest.raises(ZeroDivisionError), optimizer.record(directory / "a") as run:
+            train(model, optimizer, run.batches([torch.randn(BATCH, 8)] * 3))
+            raise ZeroDivisionError
+        train(model, optimizer, [torch.randn(BATCH, 8)] * 2)  # not recorded
+    comm.Barrier()
+    assert [each["loss"] for each in metrics(directory / "a", comm.rank)] == 3 * [None]
+    assert not (directory / "a" / "summary.json").exists()
+
+
+def test_steps_are_recorded_in_several_blocks_one_after_another(comm, directory):
+    model, optimizer = make(comm)
+    with optimizer:
+        for name in ("a", "b"):
+            with optimizer.record(directory / name) as run:
+                train(model, optimizer, run.batches([torch.randn(BATCH, 8)] * STEPS), steps=4)
+                with pytest.raises(RuntimeError, match=f"recorded in .*{name} already$"):
+                    optimizer.record(directory / "c")
+            assert len(metrics(run.directory, comm.rank)) == 4
+            optimizer.synchronize()
+    if comm.rank == 0:
+        for name in ("a", "b"):
+            summary = json.loads((directory / name / "summary.json").read_text())
+            assert sum(map(sum, summary["staleness_of_rank"])) <= 4 * comm.size
+            assert min(of["waiting"] for of in summary["seconds_of_rank"]) >= 0
+
+
+def test_a_directory_that_exists_is_an_error_on_all_ranks(comm, directory):
+    _, optimizer = make(comm)
+    with optimizer:
+        with pytest.raises(FileExistsError, match="cannot make .*: File exists$"):
+            optimizer.record(directory).__enter__()
+        optimizer.step()
+    assert not list(directory.glob("*.json*"))
+
+
+def test_a_closure_s_loss_is_recorded(comm, directory):
+    model, optimizer = make(comm)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        return loss
+
+    with optimizer, optimizer.record(directory / "a"):
+        losses = [optimizer.step(closure).item() for _ in range(3)]
+    assert [each["loss"] for each in metrics(directory / "a", comm.rank)] == losses

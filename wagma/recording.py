@@ -1,0 +1,248 @@
+"""The records of one's own loop, in the files of `wagma train`: ``optimizer.record(directory)``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from collectives.agreement import raise_collectively
+from wagma import devices
+from wagma.info import versions
+from wagma.job import meet
+from wagma.methods import METHODS
+from wagma.methods.method import Method, load
+from wagma.runs import JsonLines, Tally, summarize, write_json
+from wagma.stopwatch import Stopwatch
+from wagma.tasks import contract, local
+from wagma.trainer import outcome
+
+if TYPE_CHECKING:
+    from array import array
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from collectives.statistics import Statistics
+    from wagma.optim.averaging import Averaging
+
+Batch = TypeVar("Batch")
+
+MANY = 10**9  # steps, if their number is not known: no loss.png is drawn of them
+
+
+class Recording:
+    """A block in which the steps of an optimizer are recorded, each rank's in its own file.
+
+    Make it by `optimizer.record`. The time from one step to the next counts as computing, except
+    what `batches` takes. When the optimizer is closed, rank 0 writes the summary, if all ranks have
+    left their blocks without an exception.
+
+    Args:
+        optimizer: the optimizer, of which all ranks call this.
+        directory: for the files; new, the same on all ranks.
+        steps: number of steps that each rank will make; None: not known.
+
+    Attributes:
+        directory: as given.
+    """
+
+    def __init__(
+        self, optimizer: Averaging, directory: str | Path, steps: int | None = None
+    ) -> None:
+        self.directory, self._optimizer = Path(directory), optimizer
+        self._tally = Tally(steps or MANY)
+        self._steps, self._length = 0, steps
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._told: dict[str, Any] = {}
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        """Make the directory, and begin to record; collective."""
+        optimizer, comm = self._optimizer, self._optimizer.comm
+        error: Exception | None = None
+        if comm.rank == 0:
+            try:
+                self.directory.mkdir(parents=True)
+            except OSError as problem:
+                error = type(problem)(f"cannot make {self.directory}: {problem.strerror}")
+        raise_collectively(comm, error)
+        self.directory.mkdir(parents=True, exist_ok=True)  # where disks are not shared
+        optimizer.complete()  # of the step before
+        device = next(optimizer.flat.model.parameters()).device
+        placed = devices.record(device, comm, optimizer.collective)
+        if comm.rank == 0:
+            write_json(self.directory / "config.json", self._configuration(placed))
+        self._file = JsonLines(self.directory / f"rank-{comm.rank:04}.jsonl")
+        self._stopwatch = Stopwatch(optimizer.optimizer)
+        self._before = optimizer.collective.statistics()
+        self._waited = self._before.waiting
+        self._started = time.perf_counter()
+        optimizer._recording = self
+        optimizer._recorded.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the recording, which keeps what was recorded until then."""
+        try:
+            if kind is None:
+                self._complete()
+                self._ended = True
+        finally:
+            self._optimizer._recording = None
+            self._stopwatch.close()
+            self._file.close()
+
+    def batches(self, iterable: Iterable[Batch]) -> Iterator[Batch]:
+        """Iterate over batches, and record each one's samples, elements and time to load.
+
+        Args:
+            iterable: of tensors or arrays, or of tuples, lists or dicts of these.
+
+        Returns:
+            An iterator over the same batches.
+        """
+        batches = iter(iterable)
+        while True:
+            self._stopwatch.computed()
+            batch = next(batches, self)
+            self._stopwatch.loaded()
+            if batch is self:
+                return
+            samples, elements = contract.samples(batch) or 0, contract.elements(batch)
+            self._told["samples"] = self._told.get("samples", 0) + samples
+            self._told["elements"] = self._told.get("elements", 0) + elements
+            yield batch  # type: ignore[misc]
+
+    def note(self, **fields: float) -> None:
+        """Add numbers to the record of the next step: `loss`, `samples`, `work`, or any other.
+
+        Args:
+            **fields: by name; `work` is how much work the step is, in any unit, if steps differ.
+        """
+        self._told |= fields
+
+    # What the optimizer calls
+
+    def step_begins(self) -> None:
+        """Count the time since the last step as this rank's own work."""
+        self._stopwatch.computed()
+
+    def step_ends(self, loss: Any) -> None:
+        """Record a step whose average is complete, and keep the others' records until theirs are.
+
+        Args:
+            loss: what a closure has returned, or None.
+        """
+        self._stopwatch.averaged()
+        value = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        known: dict[str, Any] = {"loss": math.nan if value is None else float(value)}
+        known |= {"samples": 0, "elements": 0, "work": None}
+        self._waiting.append(
+            {
+                "step": self._steps,
+                **(known | self._told),
+                **self._stopwatch.times(),
+                **self._averaging(),
+            }
+        )
+        self._steps += 1
+        self._told = {}
+        for result in self._optimizer.results:
+            self._write(self._waiting.popleft() | outcome(result))
+        self._stopwatch.start()
+
+    def finish(self) -> None:
+        """Gather what the ranks have recorded, and write the summary; collective."""
+        comm = self._optimizer.comm
+        meet(comm)
+        gathered = comm.gather(self._tally if self._ended else None) or ()
+        tallies = [each for each in gathered if each is not None]
+        if len(tallies) == comm.size and any(each.steps for each in tallies):
+            summary = summarize(tallies, self._bound)
+            nothing: dict[str, list[Any]] = {"metrics": [], "evaluations": []}
+            write_json(self.directory / "summary.json", summary | nothing)
+
+    # Its parts
+
+    def _complete(self) -> None:
+        """Complete the last average, and take over the collective's statistics."""
+        self._stopwatch.computed()
+        self._optimizer.complete()
+        self._stopwatch.averaged()
+        if self._waiting:
+            record = self._waiting.popleft()
+            waited = record["waiting_s"]
+            record |= self._averaging()
+            record["waiting_s"] += waited
+            self._write(record | outcome(self._optimizer.result))
+        self._tally.add_averaging(since(self._before, self._optimizer.collective.statistics()))
+
+    def _averaging(self) -> dict[str, float]:
+        """Return the times of a step's average so far; of waiting only what is new."""
+        before, self._waited = self._waited, self._optimizer.collective.statistics().waiting
+        return {
+            "average_s": self._stopwatch.average,
+            "waiting_s": self._waited - before,
+            "elapsed_s": time.perf_counter() - self._started,
+        }
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._file.write(record)
+        self._tally.add(record)
+
+    def _configuration(self, placed: dict[str, Any]) -> dict[str, Any]:
+        """Return everything that is known of the run."""
+        optimizer, method = self._optimizer, method_of(self._optimizer)
+        state = optimizer.flat.model.state_dict().values()
+        return {
+            "algorithm": type(optimizer).__name__ if method is None else method.name,
+            "name": self.directory.name,
+            "ranks": optimizer.comm.size,
+            "steps": self._length,
+            "seconds": None,
+            "model_bytes": sum(each.nbytes for each in state if each.is_floating_point()),
+            **placed,
+            **optimizer.settings,
+            "local_optimizer": local.described(optimizer.optimizer),
+            "versions": versions(),
+        }
+
+    def _bound(self, seconds: list[array[float]], limit: float | None) -> float:
+        """Return the least wall time of ranks whose steps take this long; NaN if not known."""
+        method = method_of(self._optimizer)
+        if method is None:
+            return math.nan
+        steps = max(map(len, seconds))
+        made = np.array([np.resize(each, steps) for each in seconds])
+        return method.bound(made, method.resolved(self._optimizer.settings))
+
+
+def since(before: Statistics, now: Statistics) -> Statistics:
+    """Return the statistics of what was between two calls, except counts of calls."""
+    ages = zip_longest(now.staleness, before.staleness, fillvalue=0)
+    return now._replace(
+        waiting=now.waiting - before.waiting,
+        communicating=now.communicating - before.communicating,
+        bytes_sent=now.bytes_sent - before.bytes_sent,
+        staleness=tuple(new - old for new, old in ages),
+    )
+
+
+def method_of(optimizer: Averaging) -> Method | None:
+    """Return the method whose optimizer it is, None for a class of the user's own."""
+    kind = type(optimizer)
+    alike = [each for each in METHODS.values() if each.optimizer.endswith(f".{kind.__name__}")]
+    return next((each for each in alike if load(each.optimizer) is kind), None)
