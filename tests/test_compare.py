@@ -8,8 +8,9 @@ import pytest
 import torch
 from mpi4py import MPI
 from torch import nn
+from training import said
 
-from wagma import cli, comparison, imbalance
+from wagma import cli, comparison, imbalance, show
 from wagma.evaluation import copy_of, evaluate_kept, mean_over_ranks
 from wagma.methods import METHODS
 from wagma.runs import recorded
@@ -119,7 +120,7 @@ def test_a_target_that_is_no_accuracy_is_in_the_table_as_it_was_given():
 def test_without_test_batches_there_is_still_a_table(capsys):
     bare = {**summary(), "metrics": [], "evaluations": [{"step": 10, "elapsed_s": 1.0}]}
     results = {"one": comparison.figures([bare], [bare], 0.5)}
-    comparison.show(list(results), comparison.rows(results, 0.5))
+    show.table({"algorithm": list(results), **comparison.rows(results, 0.5)})
     heading, line = capsys.readouterr().out.splitlines()
     assert heading.split()[:2] == ["algorithm", "samples/s"]
     assert line.split()[:2] == ["one", "100"]
@@ -213,7 +214,7 @@ def test_a_comparison_has_its_table_its_files_and_the_same_seeds_for_all(mpirun,
     command += ["--imbalance", "cloud", "--imbalance-scale", 0.01, "--evaluate-every", 8]
     ended = mpirun(RANKS, *command, timeout=100, cwd=tmp_path).check()
     assert "warning" not in ended.stderr
-    starting, *runs, heading, first, second, third, where = ended.stdout.splitlines()
+    starting, *runs, heading, first, second, third, where = said(ended)
     assert starting == "wagma compare: starting on 2 ranks, loading MPI and torch"
     assert [line.split(":")[0] for line in runs] == 3 * ["seed 5"] + 3 * ["seed 6"]
     assert heading.split()[0] == "algorithm" and where == "results are in runs/mine"

@@ -6,11 +6,14 @@ import inspect
 import json
 import re
 import shlex
+import sys
 import textwrap
+import types
 
 import docstrings
 import pages
 import pytest
+import recorded
 
 import collectives
 from wagma import cli, optim
@@ -105,6 +108,7 @@ def test_dead_links_are_found(tmp_path, form, link):
 
 NEW_METHOD = (pages.ROOT / "tests" / "test_new_method.py").read_text()  # trained there
 TRAPS = pages.ROOT / "docs" / "traps.md"
+WATCHING = pages.ROOT / "docs" / "watching.md"
 
 
 def python(page):
@@ -130,7 +134,7 @@ def scripts(page):
         # What `wagma train --script` takes is in test_tasks.py.
         if block in pages.task_scripts() or block in NEW_METHOD:
             continue
-        if calls(block) or needs_cupy(block):
+        if calls(block) or needs_cupy(block) or block in TRACKERS:
             continue
         if "from mpi4py import MPI\n" in block:
             found.append("")
@@ -138,6 +142,7 @@ def scripts(page):
     return found
 
 
+TRACKERS = [block for block in python(WATCHING) if "def log(record)" in block]
 EXAMPLES = [script for page in pages.PAGES for script in scripts(page)]
 OPTIONS = [block for page in pages.PAGES for block in python(page) if calls(block)]
 ALL_OF_THEM = """
@@ -186,7 +191,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 def test_every_block_is_of_a_kind_that_is_tested():
     assert {language for page in pages.PAGES for language, _ in pages.blocks(page)} == KINDS
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 7
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
@@ -258,6 +263,20 @@ def test_there_is_one_example_with_cupy():
     ast.parse(script)
 
 
+@pytest.mark.parametrize("block", TRACKERS, ids=["mlflow", "wandb"])
+def test_the_examples_of_other_tools_log_what_is_recorded(monkeypatch, block):
+    """The tools are stand-ins that collect what they are given."""
+    logged = []
+    tool = types.SimpleNamespace(run=None, init=lambda **settings: None)
+    tool.log = tool.log_metrics = lambda values, step: logged.append((step, values))
+    for name in ("mlflow", "wandb"):
+        monkeypatch.setitem(sys.modules, name, tool)
+    names = {}
+    exec(block, names)
+    names["log"]({"rank": 0} | recorded.record(7))
+    assert logged == [(7, {"loss": 1.93, "compute_s": 0.1, "waiting_s": 0.02})]
+
+
 def test_methods_have_the_arguments_and_defaults_that_are_written_down():
     written = [call for block in OPTIONS for call in calls(block)]
     assert {call.func.id for call in written} == set(optim.__all__) - {"WAGMA"}
@@ -315,6 +334,8 @@ def test_command_lines_are_those_of_the_command_and_name_files_that_are_there(wo
         words = ["wagma", "train", *words[2:]]
     if "wagma" not in words:
         return
+    if "--tensorboard" in words:
+        pytest.importorskip("tensorboard")
     start = words.index("wagma")
     settings = cli.make_parser().parse_args(words[start + 1 :])
     settings.check(settings)

@@ -214,7 +214,7 @@ def test_local_steps_are_checked(given, error, message):
 OURS = {
     *("averaged", "close", "closed", "collective", "comm", "complete", "defaults", "flat", "join"),
     *("model_state_dict", "optimizer", "param_groups", "result", "results", "settings", "state"),
-    "synchronize",
+    *("record", "synchronize", "timeline"),
 }
 
 

@@ -163,6 +163,19 @@ def test_a_batch_has_as_many_samples_as_its_first_array_is_long(batch, expected)
     assert contract.samples(batch) == expected
 
 
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (torch.ones(4, 3), 12),
+        ((torch.ones(4, 3), np.ones(4)), 16),
+        ({"tokens": torch.ones(2, 50), "more": [torch.tensor(1.0), "text"]}, 101),
+        ("text", 0),
+    ],
+)
+def test_a_batch_has_the_elements_of_all_its_arrays(batch, expected):
+    assert contract.elements(batch) == expected
+
+
 def test_test_results_are_means_over_all_samples_of_all_ranks():
     values = torch.arange(10.0)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from training import metrics, train, train_several
+from training import metrics, said, train, train_several
 
 from collectives.statistics import Statistics
 from collectives.topology import group_of
@@ -25,7 +25,7 @@ from wagma import train as train_module
 from wagma.commands.simulate import SIMULATED
 from wagma.methods import METHODS
 from wagma.runs import POINTS, Curve, JsonLines, Tally, summarize, write_json
-from wagma.stopwatch import Stopwatch
+from wagma.stopwatch import Stopwatch, Thread, Used
 from wagma.tasks.digits import small_cnn
 from wagma.train import log_end, lost, outcome_in_words
 
@@ -38,13 +38,21 @@ RECORD = {
     "version",
     "loss",
     "samples",
+    "elements",
+    "work",
     "timely",
     "source",
     "synchronized",
     "group",
     "compute_s",
+    "data_s",
+    "optimizer_s",
+    "cpu_s",
+    "queued_s",
+    "faults",
     "delay_s",
     "average_s",
+    "waiting_s",
     "elapsed_s",
 }
 
@@ -123,6 +131,25 @@ def test_waiting_before_and_after_the_local_step_is_averaging():
     assert stopwatch.compute >= 0.07
     assert stopwatch.delay >= 0.02
     assert stopwatch.average >= 0.11
+
+
+def test_the_parts_of_a_rank_s_own_work_are_told_with_what_the_thread_has_used():
+    times, used = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0]), iter(range(6))
+
+    class Counting(Thread):
+        def used(self):
+            count = next(used)
+            return Used(0.5 * count, 0.25 * count)
+
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    stopwatch = Stopwatch(sgd, lambda: next(times), Counting())
+    stopwatch.loaded()
+    stopwatch.computed()
+    stopwatch.delayed()
+    sgd.step()
+    assert (stopwatch.data, stopwatch.optimizer) == (1.0, 16.0)
+    assert (stopwatch.compute, stopwatch.delay, stopwatch.average) == (1.0 + 2.0 + 16.0, 4.0, 8.0)
+    assert (stopwatch.cpu, stopwatch.queued) == (3 * 0.5, 3 * 0.25)
 
 
 def test_the_collectives_counts_are_put_together():
@@ -316,7 +343,7 @@ def more_ended(runs):
 
 @pytest.mark.launch
 def test_a_run_prints_its_progress_and_its_outcome_once(ended):
-    starting, *steps, outcome, where = ended.stdout.splitlines()
+    starting, *steps, outcome, where = said(ended)
     assert starting == "wagma train: starting on 4 ranks, loading MPI and torch"
     assert all(re.match(r"step \d+/125  loss \d", line) for line in steps)
     assert 10 <= len(steps) <= 12
@@ -351,8 +378,18 @@ def test_the_delays_are_the_ones_that_were_asked_for(run):
     for rank in range(RANKS):
         for one in metrics(run, rank):
             drawn = imbalance.delay("cloud", 3, one["step"], rank, RANKS, one["compute_s"]) * 0.05
-            assert one["compute_s"] >= 0.002
+            assert one["compute_s"] >= 0.002 + one["data_s"] + one["optimizer_s"]
+            assert min(one["data_s"], one["optimizer_s"], one["cpu_s"]) > 0
             assert one["delay_s"] >= drawn + (0.004 if rank == 1 else 0)
+
+
+@pytest.mark.launch
+def test_sleeping_takes_no_processor_time(run):
+    for rank in range(RANKS):
+        records = metrics(run, rank)
+        total = {name: sum(one[name] for one in records) for name in RECORD if name[-2:] == "_s"}
+        slept = total["compute_s"] - total["cpu_s"] - total["queued_s"]
+        assert slept > 0.5 * 0.002 * len(records)
 
 
 @pytest.mark.launch
@@ -398,6 +435,7 @@ def test_the_summary_agrees_with_the_metrics(run):
         assert seconds["delay"] == pytest.approx(sum(one["delay_s"] for one in records))
         averaging = sum(one["average_s"] for one in records)
         assert 0 < seconds["waiting"] + seconds["communicating"] <= averaging
+        assert sum(one["waiting_s"] for one in records) == pytest.approx(seconds["waiting"])
         assert sum(seconds.values()) == pytest.approx(records[-1]["elapsed_s"])
 
 
@@ -463,7 +501,7 @@ def test_overlapped_training_learns_and_records_every_step_with_its_own_average(
 
 @pytest.mark.launch
 def test_another_algorithm_is_recorded_with_its_own_bound(runs, more_ended):
-    assert more_ended.stdout.splitlines()[-2].endswith(", algorithm allreduce")
+    assert said(more_ended)[-2].endswith(", algorithm allreduce")
     run = runs / "allreduce"
     configuration = json.loads((run / "config.json").read_text())
     assert configuration["algorithm"] == "allreduce"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from launch import Signal
 from squares import squares
-from training import TIMEOUT, metrics, train, train_several
+from training import TIMEOUT, metrics, said, train, train_several
 
 pytestmark = pytest.mark.launch
 
@@ -86,7 +86,7 @@ def test_a_script_is_trained_and_what_its_ranks_say_is_in_their_logs(tmp_path):
     ]
     options += ["--script", script, "--log-level", "info"]
     ended = train(tmp_path, "script", *options, ranks=2).check()
-    outcome = ended.stdout.splitlines()[-2]
+    outcome = said(ended)[-2]
     assert re.match(r"test loss [\d.e-]+, wall time ", outcome)
     run = tmp_path / "script"
     summary = json.loads((run / "summary.json").read_text())
@@ -118,7 +118,7 @@ def test_folders_of_images_are_learnt(tmp_path):
         "wagma:wait=group",
     ]
     ended = train(tmp_path, "images", "--images", tmp_path / "squares", *options, ranks=2).check()
-    assert re.match("test accuracy [0-9.]+%, wall time ", ended.stdout.splitlines()[-2])
+    assert re.match("test accuracy [0-9.]+%, wall time ", said(ended)[-2])
     run = tmp_path / "images"
     assert json.loads((run / "summary.json").read_text())["accuracy"] >= 0.9
     assert torch.load(run / "model.pt")["14.weight"].shape == (3, 128)

@@ -28,6 +28,11 @@ def train_several(directory, runs, ranks):
     return launch.mpirun(ranks, "-c", SEVERAL, json.dumps(commands), timeout=TIMEOUT)
 
 
+def said(ended):
+    """Return a job's lines, except those of stragglers, which the machine's load may make."""
+    return [line for line in ended.stdout.splitlines() if "× the others' median" not in line]
+
+
 def metrics(run, rank):
     """Return what a rank has recorded of each step."""
     return [json.loads(line) for line in (run / f"rank-{rank:04}.jsonl").read_text().splitlines()]

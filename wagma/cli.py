@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import wagma
 from wagma import job, logs, mps
-from wagma.commands import compare, info, simulate, svm, train
+from wagma.commands import compare, info, report, simulate, svm, timeline, train, watch
 from wagma.parsing import EXIT_STATUSES, Parser
 
 DESCRIPTION = "Data-parallel training on the ranks of an MPI job, without waiting for stragglers."
@@ -22,6 +22,8 @@ examples:
   mpiexec -n 4 wagma train
   mpiexec -n 4 wagma train --script my_task.py
   mpiexec -n 4 wagma compare --algorithms allreduce,wagma --imbalance cloud
+  wagma watch runs/mine
+  wagma report runs/mine
   mpiexec -n 4 wagma info
   wagma simulate --ranks 64,1024 --imbalance cloud
   mpiexec -n 4 wagma svm --slow-rank 1:0.5
@@ -34,7 +36,7 @@ def make_parser() -> Parser:
     parser = Parser(prog="wagma", description=DESCRIPTION, epilog=f"{EXAMPLES}\n{EXIT_STATUSES}")
     parser.add_argument("--version", action="version", version=f"wagma {wagma.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, compare, info, simulate, svm):
+    for command in (train, compare, watch, report, timeline, info, simulate, svm):
         command.add(commands)
     return parser
 

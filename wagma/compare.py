@@ -14,10 +14,22 @@ from wagma.job import FAILED, OK, Signals, UsageError, from_rank_0
 from wagma.methods import Choice
 from wagma.runs import make_directory
 from wagma.tasks import contract
-from wagma.train import fair_threads, make_run, outcome_in_words
+from wagma.train import (
+    fair_threads,
+    make_run,
+    name_straggler,
+    outcome_in_words,
+    timeline_recorded,
+)
 from wagma.trainer import Trainer
 
-PER_RANK = ("timely_share_of_rank", "seconds_of_rank", "bytes_sent_of_rank", "steps_of_rank")
+PER_RANK = (
+    "timely_share_of_rank",
+    "staleness_of_rank",
+    "seconds_of_rank",
+    "bytes_sent_of_rank",
+    "steps_of_rank",
+)
 WARM_UP = 2  # steps
 
 
@@ -56,7 +68,8 @@ def compare(
             length = settings.steps, settings.seconds
             shown = progress.Bar(*length, terminal) if terminal else progress.Silent()
             try:
-                status, summary = make_run(own, task, run, comm, signals, shown)
+                with timeline_recorded(own, run, comm):
+                    status, summary = make_run(own, task, run, comm, signals, shown)
             except UsageError:
                 raise
             except Exception as error:
@@ -66,12 +79,14 @@ def compare(
             if status != OK:
                 break
             if comm.rank == 0:
-                summary = {k: v for k, v in summary.items() if k not in PER_RANK} | {
+                whole = summary
+                summary = {k: v for k, v in whole.items() if k not in PER_RANK} | {
                     "seed": seed,
                     "bytes_sent": most(summary["bytes_sent_of_rank"]),
                 }
                 summaries[label].append(summary)
                 print(f"seed {seed}: {outcome_in_words(label, summary)}", flush=True)
+                name_straggler(run, whole)
         if status != OK:
             break
     from_rank_0(lambda: report(settings, directory, comm.size, summaries), comm)

@@ -94,8 +94,11 @@ def names_of(kind: str) -> str:
 
 
 def record(device: torch.device, comm: MPI.Comm, collective: Any) -> dict[str, Any]:
-    """Return the devices' entries of a run's configuration, complete on rank 0; collective."""
+    """Return where the ranks are, for a run's configuration, complete on rank 0; collective."""
+    from mpi4py import MPI
+
     return {
+        "node_of_rank": comm.gather(MPI.Get_processor_name()),
         "device": device.type,
         "device_of_rank": comm.gather(name_of(device)),
         "path": getattr(collective, "path", None),  # torch's own methods have none

@@ -11,18 +11,18 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
 
 import torch
 from mpi4py import MPI
 
 import collectives
+from collectives import timeline
 from collectives.agreement import counted
-from wagma import devices, plots, progress
+from wagma import devices, plots, progress, report
 from wagma.evaluation import State, copy_of, evaluate, evaluate_kept, mean_over_ranks
 from wagma.info import versions
 from wagma.job import (
@@ -35,15 +35,14 @@ from wagma.job import (
     from_rank_0,
     meet,
 )
+from wagma.report.live import Watch
+from wagma.report.text import headline
 from wagma.runs import JsonLines, Tally, lost, recorded, summarize, tested_in_words, write_json
 from wagma.tasks import contract, local
 from wagma.trainer import Trainer
 
-if TYPE_CHECKING:
-    from wagma.optim.interfaces import AveragingOptimizer
-
 SILENCE = 20.0  # seconds that rank 0 waits for others to stop before it prints a message
-ALMOST = 1 - 1e-9  # tolerance for rounding
+PRICED = 30_000  # steps of all ranks, which are read and simulated in a second or two
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +60,47 @@ def train(
         signals: Signals that may end the training early.
     """
     shown = progress.start(comm.rank, settings.steps, settings.seconds)
-    status, summary = make_run(settings, task, run, comm, signals, shown)
+    with timeline_recorded(settings, run, comm):
+        status, summary = make_run(settings, task, run, comm, signals, shown)
     if summary:
         print(
             f"{outcome_in_words(settings.algorithm.label, summary)}\n"
             f"metrics, model and configuration are in {run}",
             flush=True,
         )
+        name_straggler(run, summary)
     return status
+
+
+def name_straggler(run: Path, summary: dict) -> None:
+    """Print a line about the straggler of a finished run, if it costs enough to matter."""
+    if sum(summary["steps_of_rank"]) > PRICED:
+        return
+    try:
+        line = headline(report.of(run))
+    except (OSError, ValueError) as error:  # ranks write on disks of their own
+        log.info("no report of %s: %s", run, error)
+        return
+    if line:
+        print(f"{line} (wagma report {run})", flush=True)
+
+
+@contextmanager
+def timeline_recorded(settings: argparse.Namespace, run: Path, comm: MPI.Comm) -> Iterator[None]:
+    """Record a run's timeline in the block, if the settings ask for it; collective.
+
+    Raises:
+        UsageError: its files cannot be written.
+    """
+    if not settings.timeline:
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(timeline.recorded(run, comm))
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UsageError(f"argument --timeline: {error}") from error
+        yield
 
 
 def make_run(
@@ -94,7 +126,7 @@ def make_run(
     tally = Tally(settings.steps, settings.seconds)
     placed = devices.record(trainer.device, comm, optimizer.collective)
     if comm.rank == 0:
-        write_json(run / "config.json", configuration(settings, run, comm.size, optimizer, placed))
+        write_json(run / "config.json", configuration(settings, run, trainer, placed))
     log_beginning(trainer)
 
     trained = closed = None
@@ -140,6 +172,10 @@ def make_run(
             summary["metrics"] = list(measured)
             summary["evaluations"] = [*evaluations, last]
         from_rank_0(lambda: write_run(run, state, summary, tallies), comm)
+        if comm.rank == 0 and getattr(settings, "tensorboard", False):
+            from wagma.scalars import add_evaluations  # not at the top: it needs tensorboard
+
+            add_evaluations(run, summary["evaluations"], summary["metrics"])
         lost_since = lost(comm.allgather(tally.lost_since), comm.allgather(tally.steps))
     received = comm.allgather(signals.received)
     if any(received):
@@ -217,30 +253,50 @@ def log_end(tally: Tally, ranks: int) -> None:
 def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent) -> None:
     """Make all steps, and record, count and show them."""
     rank, finite = trainer.rank, True
-    with JsonLines(run / f"rank-{rank:04}.jsonl") as metrics, closing(shown):
+    look = watch(trainer, run)
+    with ExitStack() as stack:
+        stack.enter_context(closing(shown))
+        metrics = stack.enter_context(JsonLines(run / f"rank-{rank:04}.jsonl"))
+        takers = [metrics.write, tally.add, *others(trainer, run, stack)]
         for record in trainer.steps():
-            metrics.write(record)
-            tally.add(record)
+            for take in takers:
+                take(record)
             if finite and not math.isfinite(record["loss"]):
                 finite = False
                 log.warning("rank %d: the loss is %f at step %d", rank, record["loss"], tally.steps)
             samples_per_s = trainer.trainers * tally.samples / min(tally.elapsed_s, tally.limit)
             iteration = trainer.iteration(tally.steps)
             shown.update(iteration, tally.elapsed_s, record["loss"], samples_per_s)
+            look()
 
 
-def configuration(
-    settings: argparse.Namespace,
-    run: Path,
-    size: int,
-    optimizer: AveragingOptimizer,
-    placed: dict,
-) -> dict:
+def others(trainer: Trainer, run: Path, stack: ExitStack) -> Iterator[Callable[[dict], object]]:
+    """Yield what else takes this rank's records: TensorBoard's files, and the script's log()."""
+    if getattr(trainer.settings, "tensorboard", False):
+        from wagma.scalars import Scalars  # not at the top: it needs tensorboard
+
+        yield stack.enter_context(closing(Scalars(run, trainer.rank))).add
+    tell = trainer.task.log
+    if tell is not None:
+        yield lambda record: tell({"rank": trainer.rank, **record})
+
+
+def watch(trainer: Trainer, run: Path) -> Callable[[], None]:
+    """Return a function to call after each step, which warns of stragglers, on rank 0 if at all."""
+    if trainer.rank != 0 or not trainer.settings.straggler_warnings:
+        return lambda: None
+    return Watch(run).look
+
+
+def configuration(settings: argparse.Namespace, run: Path, trainer: Trainer, placed: dict) -> dict:
     """Return everything that a run depends on, with the defaults resolved."""
+    optimizer = trainer.optimizer
+    state = [each for each in trainer.model.state_dict().values() if torch.is_tensor(each)]
     return {
         **recorded(settings),
         "name": run.name,
-        "ranks": size,
+        "ranks": trainer.size,
+        "model_bytes": sum(each.nbytes for each in state if each.is_floating_point()),
         **placed,
         **optimizer.settings,
         "local_optimizer": local.described(optimizer.optimizer),

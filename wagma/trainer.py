@@ -18,7 +18,7 @@ import torch
 from wagma import devices, imbalance
 from wagma.evaluation import Kept, copy_of
 from wagma.job import UsageError, together
-from wagma.stopwatch import Stopwatch
+from wagma.stopwatch import Stopwatch, Thread
 from wagma.tasks import contract, local
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -35,6 +35,7 @@ class Trainer:
         task: the task to train.
         comm: the ranks that train together.
         clock: function that returns the time, in seconds.
+        thread: see `Stopwatch`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Trainer:
         task: contract.Task,
         comm: MPI.Comm,
         clock: Callable[[], float] = time.perf_counter,
+        thread: Thread | None = None,
     ) -> None:
         self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
         self.method, self.options = settings.algorithm.method, settings.algorithm.options
@@ -63,13 +65,14 @@ class Trainer:
         self.local, self.scheduler = together(self.make_local, comm)
         self.scheduled = 0
         self.clock = clock
-        self.stopwatch = Stopwatch(self.local, clock)
+        self.stopwatch = Stopwatch(self.local, clock, thread)
         try:
             self.optimizer = self.method.make(
                 self.local, self.model, comm, self.options, settings.seed
             )
         except (TypeError, ValueError) as error:  # the model, or its optimizer, on all ranks
             raise UsageError(f"{task.name}: {error}") from error
+        self.waited = 0.0  # seconds that the steps so far have waited for other ranks
         self.kept: list[Kept] = []
 
     def make_local(self) -> tuple[torch.optim.Optimizer, Any]:
@@ -101,23 +104,13 @@ class Trainer:
                 break
             self.stopwatch.start()
             batches = [next(self.batches) for _ in range(self.settings.accumulate)]
+            self.stopwatch.loaded()
             loss, computed = self.compute_gradient(step, batches)
             self.keep_by_time(step)
             self.optimizer.step()
             self.stopwatch.averaged()
             self.step_scheduler(step + 1)
-            record = {
-                "step": step,
-                "loss": loss,
-                "samples": sum(
-                    contract.samples(batch) or self.settings.batch_size
-                    for batch in batches[:computed]
-                ),
-                "compute_s": self.stopwatch.compute,
-                "delay_s": self.stopwatch.delay,
-                "average_s": self.stopwatch.average,
-                "elapsed_s": self.elapsed,
-            }
+            record = self.record(step, loss, batches[:computed])
             records.append(record)
             self.keep_by_steps(step + 1)
             self.keep_by_time(step + 1)
@@ -126,9 +119,33 @@ class Trainer:
         if records:
             self.optimizer.complete()
             self.stopwatch.averaged()
-            record["average_s"] = self.stopwatch.average
-            record["elapsed_s"] = self.elapsed
+            waited = record["waiting_s"]
+            record |= self.averaging()
+            record["waiting_s"] += waited
             yield record | outcome(self.optimizer.result)
+
+    def record(self, step: int, loss: float, batches: list) -> dict:
+        """Return the metrics of a step: its loss, its work and its times."""
+        task = self.task
+        return {
+            "step": step,
+            "loss": loss,
+            "samples": sum(contract.samples(each) or self.settings.batch_size for each in batches),
+            "elements": sum(map(contract.elements, batches)),
+            "work": None if task.work is None else sum(float(task.work(each)) for each in batches),
+            **self.stopwatch.times(),
+            **self.averaging(),
+        }
+
+    def averaging(self) -> dict[str, float]:
+        """Return the times of a step's average so far; of waiting only what is new."""
+        waited = self.waited
+        self.waited = self.optimizer.collective.statistics().waiting
+        return {
+            "average_s": self.stopwatch.average,
+            "waiting_s": self.waited - waited,
+            "elapsed_s": self.elapsed,
+        }
 
     @property
     def elapsed(self) -> float:

@@ -12,7 +12,9 @@ from wagma.commands.options import (
     add_imbalance_options,
     add_log_level,
     add_run_options,
+    add_straggler_warnings,
     add_task_options,
+    add_timeline,
     check_task,
 )
 from wagma.commands.preparation import prepare
@@ -57,7 +59,10 @@ def add(commands) -> None:
     add_evaluation_options(group, "twenty times")
     add_shared_options(parser.add_argument_group("averaging, for algorithms that take these"))
     add_imbalance_options(parser.add_argument_group("injected imbalance"))
-    add_run_options(parser.add_argument_group("output"))
+    group = parser.add_argument_group("output")
+    add_run_options(group)
+    add_straggler_warnings(group)
+    add_timeline(group)
     add_log_level(parser)
 
 

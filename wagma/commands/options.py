@@ -24,6 +24,17 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_straggler_warnings(group) -> None:
+    """Add the option of warnings while a job runs."""
+    group.add_argument(
+        "--straggler-warnings",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="warn of a rank that is slow, once a minute at most, from what all ranks have written "
+        "to the run's directory (default: on)",
+    )
+
+
 def add_task_options(group) -> None:
     """Add the options that select the model and the data."""
     task = group.add_mutually_exclusive_group()
@@ -133,6 +144,15 @@ def add_run_options(group) -> None:
         default=Path("runs"),
         metavar="DIR",
         help="write the run's files to DIR/NAME, which must be new (default: %(default)s)",
+    )
+
+
+def add_timeline(group) -> None:
+    """Add the option that records a timeline."""
+    group.add_argument(
+        "--timeline",
+        action="store_true",
+        help="record what every rank does when, for `wagma timeline RUN`",
     )
 
 

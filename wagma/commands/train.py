@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 
 from wagma import job
 from wagma.commands.methods import add_shared_options, chosen, completer, listed, resolve
@@ -11,7 +12,9 @@ from wagma.commands.options import (
     add_imbalance_options,
     add_log_level,
     add_run_options,
+    add_straggler_warnings,
     add_task_options,
+    add_timeline,
     check_task,
 )
 from wagma.commands.preparation import prepare
@@ -42,6 +45,11 @@ and may define:
   scheduler(optimizer)
                       returns its learning-rate scheduler, stepped after every
                       training step
+  work(batch)         returns how much work a training batch is, such as its
+                      tokens, if batches differ: `wagma report` compares ranks
+                      by it
+  log(record)         is called after each step of a rank with its record, a
+                      line of rank-*.jsonl and "rank", for other tools
 """
 TRAIN_EXAMPLES = """\
 examples:
@@ -83,7 +91,16 @@ def add(commands) -> None:
     ).completer = completer(METHODS, several=False)
     add_shared_options(group)
     add_imbalance_options(parser.add_argument_group("injected imbalance"))
-    add_run_options(parser.add_argument_group("output"))
+    group = parser.add_argument_group("output")
+    add_run_options(group)
+    add_straggler_warnings(group)
+    group.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="also write DIR/NAME/tensorboard: step times of every rank, losses and rates of "
+        "rank 0, and test results (needs tensorboard)",
+    )
+    add_timeline(group)
     add_log_level(parser)
 
 
@@ -94,6 +111,8 @@ def check(settings: argparse.Namespace) -> list[str]:
     (settings.algorithm,) = resolve(settings, [choice], refusal)
     check_limits(settings, [settings.algorithm])
     check_total(settings)
+    if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        settings.parser.error("argument --tensorboard: not installed: pip install tensorboard")
     if settings.total_steps is None:
         check_length(settings)
     return check_task(settings)

@@ -211,6 +211,8 @@ class WAGMA(Averaging):
             work: what this step adds to `total_steps` with `pace="own"`, at least 0.
         """
         self._work = {"work": work} if work != 1 else {}
+        if self._recording is not None:
+            self._recording.note(**self._work)
         return super().step(closure, weight=weight)
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
