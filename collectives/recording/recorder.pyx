@@ -30,7 +30,7 @@ cdef extern from *:
     } ring_header;
 
     typedef struct {
-        int64_t time, length, numbers[5];
+        long long time, length, numbers[5];
         uint32_t sequence;  /* the event's own number plus 1: it is whole and no older one */
         uint8_t kind, collective, thread, count;
     } ring_event;
@@ -221,7 +221,8 @@ def begin(path, Py_ssize_t size, str description):
     """
     global ring
     cdef unsigned char[::1] memory
-    cdef Py_ssize_t place = PAGE + 2 * DESCRIPTION
+    cdef Py_ssize_t page, place = PAGE + 2 * DESCRIPTION
+    cdef bytes magic = MAGIC
     cdef ring_header *header
     capacity = 1 << (max(size // EVENT, 1).bit_length() - 1)
     total = place + capacity * EVENT
@@ -237,7 +238,7 @@ def begin(path, Py_ssize_t size, str description):
     for page in range(0, total, PAGE):
         memory[page] = 0
     header = <ring_header *>&memory[0]
-    memcpy(header.magic, <const char *>MAGIC, 8)
+    memcpy(header.magic, <const char *>magic, 8)
     header.capacity, header.place, header.descriptions = capacity, place, DESCRIPTION
     _mapped.append((mapped, memory))
     store_ring(&ring, <char *>header)
