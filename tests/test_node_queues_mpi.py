@@ -80,6 +80,8 @@ def test_a_stopped_rank_gets_more_than_its_queues_have_room_for(comm, length):
     everyone = QueuedNeighborAverage(comm, mine, max_gap=ahead, backup=1)
     process = comm.bcast(os.getpid(), root=3)
     others = comm.Split(comm.rank == 3)
+    if comm.rank != 3:
+        others.Barrier()  # all have what they need of rank 3
     if comm.rank == 0:
         os.kill(process, signal.SIGSTOP)
     if comm.rank != 3:

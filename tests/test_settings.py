@@ -177,7 +177,7 @@ def test_a_wrong_setting_on_one_rank_raises_on_all(
         (collectives.PartialAllreduce, "group_size"),
         (collectives.ReadyGroupAllreduce, "sync_period"),
         (collectives.TriggeredAverage, "trigger"),
-        (collectives.NeighborAverage, "transport"),
+        (collectives.NeighborAverage, "group_size"),
         (collectives.ParameterServer, "graph"),
     ],
 )

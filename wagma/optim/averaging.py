@@ -26,7 +26,7 @@ from collectives.settings import (
     or_default,
     unknown_option,
 )
-from collectives.timeline import span
+from collectives.timeline import is_recording, span
 from wagma.optim.extras import Extra
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.interfaces import Collective
@@ -287,15 +287,21 @@ class Averaging(Wrapper):
         self._check_usable()
         self.flat.check_members(self.param_groups)
         self.results = []
+        if not is_recording():  # torch.compile loses what was set before a block
+            return self._step(closure, weight)
         with span("step"):
-            if self._recording is None:
-                self.complete()
-                return self._take_step(closure, weight)
-            self._recording.step_begins()
+            return self._step(closure, weight)
+
+    def _step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
+        """Take a step, with what is left of the last one; note it where a loop records."""
+        if self._recording is None:
             self.complete()
-            loss = self._take_step(closure, weight)
-            self._recording.step_ends(loss)
-            return loss
+            return self._take_step(closure, weight)
+        self._recording.step_begins()
+        self.complete()
+        loss = self._take_step(closure, weight)
+        self._recording.step_ends(loss)
+        return loss
 
     def timeline(self, directory: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """Return a block in which every rank's timeline is recorded; collective.
