@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from training import metrics
 
+from collectives import RankFailedError
 from wagma import optim, report
 from wagma.following import Run
 
@@ -89,6 +92,45 @@ def test_what_was_recorded_before_an_exception_is_kept(comm, directory):
     comm.Barrier()
     assert [each["loss"] for each in metrics(directory / "a", comm.rank)] == 3 * [None]
     assert not (directory / "a" / "summary.json").exists()
+
+
+def test_without_a_rank_that_has_failed_there_is_no_summary_and_no_wait(comm, directory):
+    model, optimizer = make(comm, "ad-psgd")
+    fails = comm.rank == comm.size - 1
+    ends = pytest.raises(ZeroDivisionError) if fails else contextlib.suppress(RankFailedError)
+    with ends, optimizer:
+        with optimizer.record(directory / "a") as run:
+            train(model, optimizer, run.batches([torch.randn(BATCH, 8)] * 3), run)
+        if fails:
+            raise ZeroDivisionError
+    optimizer.close()
+    comm.Barrier()
+    assert not (directory / "a" / "summary.json").exists()
+
+
+def test_an_average_that_is_completed_between_steps_is_that_of_its_step(comm, directory):
+    model, optimizer = make(comm, "wagma-overlap")
+    with optimizer, optimizer.record(directory / "a") as run:
+        for step, inputs in enumerate(run.batches([torch.randn(BATCH, 8)] * STEPS)):
+            train(model, optimizer, [inputs], run)
+            if step % 5 == 2:
+                optimizer.state_dict()
+    records = metrics(directory / "a", comm.rank)
+    assert [(each["step"], each["version"]) for each in records] == [(t, t) for t in range(STEPS)]
+
+
+def test_notes_are_numbers(comm, directory):
+    model, optimizer = make(comm)
+    with optimizer, optimizer.record(directory / "a") as run:
+        run.note(
+            loss=model(torch.ones(4, 8)).square().mean(), step=7, samples=3, shift=np.float32(2)
+        )
+        train(model, optimizer, [torch.ones(4, 8)])
+        with pytest.raises((TypeError, ValueError)):
+            run.note(loss="small")
+    (record,) = metrics(directory / "a", comm.rank)
+    assert isinstance(record["loss"], float) and record["step"] == 0
+    assert (record["samples"], record["shift"]) == (3, 2.0)
 
 
 def test_steps_are_recorded_in_several_blocks_one_after_another(comm, directory):

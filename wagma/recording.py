@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +17,6 @@ import torch
 from collectives.agreement import raise_collectively
 from wagma import devices
 from wagma.info import versions
-from wagma.job import meet
 from wagma.methods import METHODS
 from wagma.methods.method import Method, load
 from wagma.runs import JsonLines, Tally, summarize, write_json
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 
+log = logging.getLogger(__name__)
+
+PATIENCE = 30.0  # seconds after which ranks that do not end a recording are not waited for
 MANY = 10**9  # steps, if their number is not known: no loss.png is drawn of them
 
 
@@ -60,27 +63,20 @@ class Recording:
         self.directory, self._optimizer = Path(directory), optimizer
         self._tally = Tally(steps or MANY)
         self._steps, self._length = 0, steps
+        # Records of steps whose average is not complete, and averages of steps that go on.
         self._waiting: deque[dict[str, Any]] = deque()
+        self._results: deque[Any] = deque()
         self._told: dict[str, Any] = {}
-        self._ended = False
+        self._ending = self._ended = False
 
     def __enter__(self) -> Self:
         """Make the directory, and begin to record; collective."""
         optimizer, comm = self._optimizer, self._optimizer.comm
-        error: Exception | None = None
-        if comm.rank == 0:
-            try:
-                self.directory.mkdir(parents=True)
-            except OSError as problem:
-                error = type(problem)(f"cannot make {self.directory}: {problem.strerror}")
-        raise_collectively(comm, error)
-        self.directory.mkdir(parents=True, exist_ok=True)  # where disks are not shared
         optimizer.complete()  # of the step before
         device = next(optimizer.flat.model.parameters()).device
         placed = devices.record(device, comm, optimizer.collective)
-        if comm.rank == 0:
-            write_json(self.directory / "config.json", self._configuration(placed))
-        self._file = JsonLines(self.directory / f"rank-{comm.rank:04}.jsonl")
+        self._together(self._make_directory)
+        self._together(self._make_files, placed)
         self._stopwatch = Stopwatch(optimizer.optimizer)
         self._before = optimizer.collective.statistics()
         self._waited = self._before.waiting
@@ -88,6 +84,26 @@ class Recording:
         optimizer._recording = self
         optimizer._recorded.append(self)
         return self
+
+    def _together(self, make: Callable[..., None], *arguments: Any) -> None:
+        """Make files on every rank, or raise on all what has failed on one; collective."""
+        error: Exception | None = None
+        try:
+            make(*arguments)
+        except OSError as problem:
+            error = type(problem)(f"cannot make {self.directory}: {problem.strerror}")
+        raise_collectively(self._optimizer.comm, error)
+
+    def _make_directory(self) -> None:
+        if self._optimizer.comm.rank == 0:
+            self.directory.mkdir(parents=True)
+
+    def _make_files(self, placed: dict[str, Any]) -> None:
+        rank = self._optimizer.comm.rank
+        self.directory.mkdir(parents=True, exist_ok=True)  # where disks are not shared
+        if rank == 0:
+            write_json(self.directory / "config.json", self._configuration(placed))
+        self._file = JsonLines(self.directory / f"rank-{rank:04}.jsonl")
 
     def __exit__(
         self,
@@ -130,15 +146,18 @@ class Recording:
         """Add numbers to the record of the next step: `loss`, `samples`, `work`, or any other.
 
         Args:
-            **fields: by name; `work` is how much work the step is, in any unit, if steps differ.
+            **fields: by name, whatever `float` takes; `work` is how much work the step is, in any
+                unit, if steps differ.
         """
-        self._told |= fields
+        for name, value in fields.items():  # a tensor would keep what it was computed from
+            self._told[name] = value if isinstance(value, int) else float(value)
 
     # What the optimizer calls
 
     def step_begins(self) -> None:
-        """Count the time since the last step as this rank's own work."""
-        self._stopwatch.computed()
+        """Count the time since the last step as this rank's own work, except waiting in it."""
+        waited = self._optimizer.collective.statistics().waiting - self._waited
+        self._stopwatch.computed(waited)
 
     def step_ends(self, loss: Any) -> None:
         """Record a step whose average is complete, and keep the others' records until theirs are.
@@ -152,22 +171,35 @@ class Recording:
         known |= {"samples": 0, "elements": 0, "work": None}
         self._waiting.append(
             {
-                "step": self._steps,
                 **(known | self._told),
+                "step": self._steps,
                 **self._stopwatch.times(),
                 **self._averaging(),
             }
         )
         self._steps += 1
         self._told = {}
-        for result in self._optimizer.results:
-            self._write(self._waiting.popleft() | outcome(result))
+        self._write_complete()
         self._stopwatch.start()
 
+    def completed(self, result: Any) -> None:
+        """Note that a step's average is complete, maybe before the step ends."""
+        self._results.append(result)
+        if not self._ending:
+            self._write_complete()
+
     def finish(self) -> None:
-        """Gather what the ranks have recorded, and write the summary; collective."""
+        """Gather what the ranks have recorded, and write the summary; collective.
+
+        Ranks that do not come, because they have failed or never close, are not waited for long.
+        """
         comm = self._optimizer.comm
-        meet(comm)
+        arrived, began = comm.Ibarrier(), time.monotonic()
+        while not arrived.Test():
+            if time.monotonic() - began > PATIENCE:
+                log.warning("no summary of %s: not all ranks have ended it", self.directory)
+                return
+            time.sleep(0.001)
         gathered = comm.gather(self._tally if self._ended else None) or ()
         tallies = [each for each in gathered if each is not None]
         if len(tallies) == comm.size and any(each.steps for each in tallies):
@@ -180,14 +212,15 @@ class Recording:
     def _complete(self) -> None:
         """Complete the last average, and take over the collective's statistics."""
         self._stopwatch.computed()
+        self._ending = True
         self._optimizer.complete()
         self._stopwatch.averaged()
         if self._waiting:
-            record = self._waiting.popleft()
-            waited = record["waiting_s"]
-            record |= self._averaging()
-            record["waiting_s"] += waited
-            self._write(record | outcome(self._optimizer.result))
+            last, rest = self._waiting[-1], self._averaging()
+            for name in ("average_s", "waiting_s"):
+                rest[name] += last[name]
+            last |= rest
+        self._write_complete()
         self._tally.add_averaging(since(self._before, self._optimizer.collective.statistics()))
 
     def _averaging(self) -> dict[str, float]:
@@ -199,9 +232,12 @@ class Recording:
             "elapsed_s": time.perf_counter() - self._started,
         }
 
-    def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(record)
-        self._tally.add(record)
+    def _write_complete(self) -> None:
+        """Write the records of steps whose averages are complete."""
+        while self._waiting and self._results:
+            record = self._waiting.popleft() | outcome(self._results.popleft())
+            self._file.write(record)
+            self._tally.add(record)
 
     def _configuration(self, placed: dict[str, Any]) -> dict[str, Any]:
         """Return everything that is known of the run."""

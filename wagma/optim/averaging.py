@@ -568,6 +568,9 @@ class Averaging(Wrapper):
         """
         try:
             self.collective.close()
+        except BaseException:
+            self._recorded.clear()  # other ranks may not come
+            raise
         finally:
             self._release()
         self._finish_records()
@@ -584,11 +587,17 @@ class Averaging(Wrapper):
             except collectives.CollectiveError:  # an average that failed with the block
                 if exception[0] is None:
                     raise
-        if exception[0] is None:
-            self._finish_records()
+        if exception[0] is not None:
+            self._recorded.clear()
+        self._finish_records()
 
     def _finish_records(self) -> None:
-        """Write the summaries of what was recorded; collective, as closing is."""
+        """Write the summaries of what was recorded; collective, as closing is.
+
+        After a failure there are none: the rank that failed does not come.
+        """
+        if self._recorded and self.collective.native.failure[0] >= 0:
+            self._recorded.clear()
         while self._recorded:
             self._recorded.pop(0).finish()
 
@@ -678,6 +687,8 @@ class Averaging(Wrapper):
     def _note(self, result: Any) -> None:
         self.result = result
         self.results.append(result)
+        if self._recording is not None:
+            self._recording.completed(result)
 
     def _check_usable(self) -> None:
         if self.closed:

@@ -202,17 +202,18 @@ class WAGMA(Averaging):
         closure: Callable[[], Any] | None = None,
         *,
         weight: float = 1.0,
-        work: float = 1.0,
+        work: float | None = None,
     ) -> Any:
         """Take one step, as all methods do.
 
         Args:
             closure, weight: as for `Averaging.step`; with `pace="own"` the weight is 1.
-            work: what this step adds to `total_steps` with `pace="own"`, at least 0.
+            work: what this step adds to `total_steps` with `pace="own"`, at least 0;
+                None: 1.
         """
-        self._work = {"work": work} if work != 1 else {}
-        if self._recording is not None:
-            self._recording.note(**self._work)
+        self._work = {} if work in (None, 1) else {"work": work}
+        if self._recording is not None and work is not None:
+            self._recording.note(work=work)
         return super().step(closure, weight=weight)
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
