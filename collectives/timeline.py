@@ -22,20 +22,22 @@ A loop tells what it does between calls by `span`:
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectives import process
 from collectives.agreement import raise_collectively
+from collectives.errors import CollectiveError
 from collectives.recording import recorder
 from collectives.recording.recorder import span, told
-from collectives.settings import shown_name
+from collectives.settings import level_name, shown_name
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -43,6 +45,8 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from collectives.collective import Collective
 
 __all__ = ["span", "told"]
+
+log = logging.getLogger("collectives")
 
 VARIABLE = "WAGMA_TIMELINE"
 SIZE_VARIABLE = "WAGMA_TIMELINE_MIB"
@@ -61,9 +65,11 @@ class Recording:
         host, clock: the host's name, and what its clock is: processes with the same have one clock.
         began: the time in seconds since 1970, and in nanoseconds on the process's clock.
         collectives: of each collective, by its number in events: its class, what identifies it on
-            all ranks, and the job's ranks that are its ranks 0, 1, …
+            all ranks, how many ranks it has, and the job's ranks that are its ranks 0, 1, …, unless
+            these are the same.
         clocks: comparisons: the rank of the job whose clock it was, and what `clocks.compare` has
             returned.
+        thinned: whether its description once had no place in the file.
     """
 
     path: Path
@@ -74,10 +80,31 @@ class Recording:
     began: tuple[float, int] = field(default_factory=lambda: (time.time(), time.perf_counter_ns()))
     collectives: dict[int, dict[str, Any]] = field(default_factory=dict)
     clocks: list[list[int]] = field(default_factory=list)
+    thinned: bool = False
+
+    def fitted(self) -> str:
+        """Return the description, with fewer comparisons of clocks if it has no place otherwise."""
+        text = self.described()
+        if recorder.has_place(text):
+            return text
+        if not self.thinned:
+            self.thinned = True
+            log.warning(
+                "the description of the timeline %s is full: it keeps the first and the last "
+                "comparison of clocks, and nothing new for which there is no place",
+                self.path,
+            )
+        first = {each[0]: each for each in reversed(self.clocks)}
+        last = {each[0]: each for each in self.clocks}
+        self.clocks = [
+            each for each in self.clocks if each is first[each[0]] or each is last[each[0]]
+        ]
+        return self.described()
 
     def described(self) -> str:
-        """Return the file's description."""
-        mine = {name: value for name, value in vars(self).items() if name != "path"}
+        """Return the description, however long."""
+        own = ("path", "thinned")
+        mine = {name: value for name, value in vars(self).items() if name not in own}
         # Not at the top: it initializes MPI.
         from collectives.engine.words import OPERATIONS
 
@@ -93,14 +120,16 @@ class Recording:
         number = collective.native.number
         ours = collective.comm.Get_group()
         world = process.load_mpi().COMM_WORLD.Get_group()
-        ranks = ours.Translate_ranks(range(collective.size), world)
+        ranks = list(ours.Translate_ranks(range(collective.size), world))
         ours.Free()
         world.Free()
-        self.collectives[number] = {
+        self.collectives[number] = described = {
             "kind": shown_name(type(collective)),
             "identity": collective._identity,
-            "ranks": list(ranks),
+            "size": collective.size,
         }
+        if ranks != list(range(collective.size)):
+            described["ranks"] = ranks
 
     def compare(self, comm: MPI.Intracomm) -> None:
         """Compare this rank's clock with that of the communicator's rank 0; collective."""
@@ -120,9 +149,13 @@ _recording: Recording | None = None
 
 
 def clock_identity() -> str:
-    """Return what is equal for processes whose monotonic clocks are one."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/time')}"
+    """Return what is equal for processes whose monotonic clocks are one, as far as is known."""
+    boot, namespace = socket.gethostname(), ""
+    with suppress(OSError):  # /proc may be restricted
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with suppress(OSError):  # before Linux 5.6 there are none
+        namespace = os.readlink("/proc/self/ns/time")
+    return f"{boot} {namespace}"
 
 
 def is_recording() -> bool:
@@ -148,7 +181,7 @@ def begin(directory: str | os.PathLike[str]) -> None:
     made = Recording(path, world.size, world.rank)
     for collective in process.opened():
         made.add(collective)
-    recorder.begin(path, int(size * 2**20), made.described())
+    recorder.begin(path, int(size * 2**20), made.fitted())
     _recording = made
 
 
@@ -176,9 +209,9 @@ def end() -> None:
 
 
 def describe_again() -> None:
-    """Write the description once more, because it has changed."""
+    """Write the description once more, because it has changed, unless it has no place."""
     if _recording is not None:
-        recorder.describe(_recording.described())
+        recorder.describe(_recording.fitted())
 
 
 def begin_if_asked() -> Exception | None:
@@ -238,7 +271,9 @@ def begun(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> Iterator[No
 
     Raises:
         OSError, ValueError, RuntimeError: see `begin`; on all ranks.
+        RuntimeError: MPI's thread level does not allow it while a collective is open.
     """
+    check_thread_level()
     error = None
     try:
         begin(directory)
@@ -271,15 +306,35 @@ def of_collective(collective: Collective, directory: str | os.PathLike[str]) -> 
             collective._compares_clocks = False
 
 
+def check_thread_level() -> None:
+    """Raise RuntimeError if a progress thread may be in MPI, and this thread may not be as well.
+
+    The ranks cannot tell each other so: that would be a call of MPI.
+    """
+    MPI = process.load_mpi()
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_MULTIPLE and any(each.engine != "none" for each in process.opened()):
+        raise RuntimeError(
+            f"MPI was initialized with thread level {level_name(level)}, with which no timeline "
+            "can begin while a collective is open (MULTIPLE is needed): record the whole job by "
+            f"{VARIABLE}=DIR, or by --timeline of wagma train"
+        )
+
+
 def wait_for_all(collective: Collective) -> None:
     """Wait until all ranks call this, with nothing under way between them; collective."""
     native = collective.native
-    pauses = hasattr(native, "pause")  # else calls of others need no call of this rank
-    if pauses:
+    if not hasattr(native, "pause"):  # calls of others need no call of this rank
+        native.meet()
+        return
+    try:
         native.pause(True)
-    native.meet()
-    if pauses:
-        native.pause(False)
+        native.meet()
+    except BaseException:
+        with suppress(CollectiveError):  # others have failed, and wait for nobody
+            native.pause(False)
+        raise
+    native.pause(False)
 
 
 recorder.set_on_new_name(describe_again)

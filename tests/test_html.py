@@ -181,6 +181,34 @@ def test_a_run_that_has_not_ended_has_a_page(tmp_path, capsys):
     assert "not ended, or stopped" in text
 
 
+def test_results_that_are_not_finite_have_a_page(tmp_path):
+    """JSON has null for them: of all evaluations, and of the last one."""
+    for name, known in (("none", 0), ("some", 2)):
+        directory = finished(tmp_path / name)
+        of = summary(4) | {"accuracy": None}
+        for each in of["evaluations"][known:]:
+            each["accuracy"] = None
+        (directory / "summary.json").write_text(json.dumps(of))
+        assert cli.main(["report", str(directory), "--html"]) == 0
+        made = run.page(directory, None)
+        assert ("–", "test accuracy") in made.figures
+        plots = [each for each in made.sections[0].charts if each.title.startswith("accuracy")]
+        assert len(plots) == (2 if known else 0)
+
+
+def test_a_comparison_with_results_that_are_not_finite_has_a_page(tmp_path):
+    directory = compared(tmp_path / "a")
+    of = json.loads((directory / "comparison.json").read_text())
+    of["results"]["allreduce"]["mean"] = None
+    for each in of["runs"]["allreduce"]:
+        each["accuracy"] = None
+        each["evaluations"][-1]["accuracy"] = None
+    (directory / "comparison.json").write_text(json.dumps(of))
+    assert cli.main(["report", str(directory), "--html"]) == 0
+    spec = comparison.page(directory).sections[1].charts[0].spec
+    assert values(spec)["y"] == ("10", "50", "nan", "10", "50", "90")
+
+
 def test_a_directory_of_neither_kind_and_a_missing_package_are_one_line(
     tmp_path, capsys, monkeypatch
 ):

@@ -477,7 +477,7 @@ def test_two_ripples_optimizers_in_a_process_are_refused_on_every_rank(comm):
 
 @before_transports
 @pytest.mark.parametrize(
-    ("kind", "name"), [(WAGMA, "stalls"), (Allreduce, "group_size"), (DPSGD, "transport")]
+    ("kind", "name"), [(WAGMA, "stalls"), (Allreduce, "group_size"), (DPSGD, "group_size")]
 )
 def test_an_unknown_argument_on_one_rank_raises_on_all(comm, kind, name):
     model = nn.Linear(2, 1)

@@ -11,7 +11,7 @@ from generated_runs import KINDS, RANKS, STEPS, Run, alike
 from training import TIMEOUT, train_several
 
 from wagma import cli, report
-from wagma.report import live, records, slow, text
+from wagma.report import analysis, live, price, records, slow, text
 from wagma.report.findings import PATTERNS, Report
 
 TRACES = pages.ROOT / "benchmarks" / "traces"
@@ -122,6 +122,24 @@ def test_ranks_that_are_woken_late_do_not_hide_the_one_that_they_wait_for(tmp_pa
     assert slow.find(own) == []
     (found,) = report.of(path).stragglers
     assert (found.ranks, found.pattern, found.part) == ((1,), "now and then", "gradient")
+
+
+def test_never_all_ranks_are_slow(tmp_path):
+    """One of two is slow only with its part of averaging, and the other one only without."""
+    run = Run(0, ranks=2)
+    run.prolong("gradient", 0.04, 1)
+    run.averaging[:, 0] += 0.12
+    (found,) = report.of(run.write(tmp_path / "run")).stragglers
+    assert found.ranks == (0,) and found.cost.share > 0
+    assert found.ratio == pytest.approx(0.207 / 0.127, rel=0.05)
+
+
+def test_of_two_ranks_that_are_slow_in_turn_one_is_slow(monkeypatch):
+    every = np.ones(20, dtype=bool)
+    both = [slow.Found(rank, "always", every) for rank in range(2)]
+    monkeypatch.setattr(slow, "find", lambda times: both)
+    times = np.tile([2.0, 1.0], (20, 1))
+    assert [each.rank for each in analysis.slow_ranks(times, times)] == [0]
 
 
 # --- equal work
@@ -238,6 +256,43 @@ def test_ranks_that_trained_for_a_time_are_priced_by_their_steps(tmp_path):
     assert straggler.cost.share == pytest.approx(1 - without, abs=0.02)
 
 
+def test_steps_for_a_time_last_for_it_without_the_straggler_as_well(tmp_path):
+    """The others are slow in turn: their median is far shorter than the steps of each."""
+    run = Run(0, ranks=4)
+    run.prolong("gradient", 0.4, 3)
+    for rank in range(3):
+        run.prolong("gradient", 0.2, rank, slice(rank, None, 3))
+    found = report.of(run.write(tmp_path / "run", seconds=1000.0))
+    assert slow_ranks(found) == {3}
+    assert found.stragglers[0].cost == found.cost and 0 < found.cost.share < 1
+    assert found.remedies
+
+
+def test_what_cannot_be_simulated_has_no_cost(tmp_path, monkeypatch):
+    path = made(tmp_path)
+
+    def fail(job, without):
+        raise price.NotSimulated("no")
+
+    monkeypatch.setattr(price.Job, "cost", fail)
+    found = report.of(path)
+    assert slow_ranks(found) == {3} and found.simulated_s > 0
+    assert found.cost is found.stragglers[0].cost is found.imbalance.cost is None
+    assert text.headline(found) is None and len([*text.lines(found)]) == 3
+
+
+@pytest.mark.parametrize("own", [0.0, 1e-12])
+def test_steps_that_take_no_time_do_not_last(tmp_path, own):
+    for lasting in (price.lasting, lambda times, seconds: price.lasting_of_ranks(times.T, seconds)):
+        with pytest.raises(price.NotSimulated, match="next to no time"):
+            lasting(np.array([[1.0, own], [1.0, own]]), 10.0)
+    table = tmp_path / "table.csv"
+    table.write_text(40 * f"1,1,{own}\n")
+    assert report.of(table).remedies == ()
+    table.write_text(40 * "0,0,0\n")
+    assert report.of(table).simulated_s is None
+
+
 def test_ranks_that_made_different_numbers_of_steps_trained_for_a_time(tmp_path):
     path = made(tmp_path)
     file = path / "rank-0003.jsonl"
@@ -283,6 +338,20 @@ def test_the_line_at_the_end_names_and_prices_the_straggler(tmp_path):
 @pytest.mark.parametrize("kind", [generated_runs.nothing, generated_runs.noise])
 def test_there_is_no_line_without_a_straggler(tmp_path, kind):
     assert text.headline(report.of(made(tmp_path, kind))) is None
+
+
+def test_a_report_that_fails_does_not_fail_the_training(tmp_path, monkeypatch, caplog, capsys):
+    from wagma.train import name_straggler  # not at the top: it loads MPI and torch
+
+    def fail(run):
+        raise price.NotSimulated("no such thing")
+
+    monkeypatch.setattr(report, "of", fail)
+    with caplog.at_level("INFO", "wagma"):
+        name_straggler(tmp_path, {"steps_of_rank": [3]})
+    (record,) = caplog.records
+    assert record.levelname == "INFO" and record.exc_info and "no such thing" in record.message
+    assert capsys.readouterr().out == ""
 
 
 # --- warnings while a job runs
@@ -334,6 +403,45 @@ def test_nothing_is_said_of_ranks_that_have_written_nothing_here(tmp_path, caplo
     (path / "rank-0005.jsonl").unlink()
     (message,) = looked(path, caplog, [61])
     assert message.startswith("no look for stragglers: ") and "rank-0005" in message
+
+
+def test_a_look_that_fails_is_logged_only(tmp_path, caplog, monkeypatch):
+    def fail(recorded):
+        raise ZeroDivisionError("by chance")
+
+    monkeypatch.setattr(live, "compared", fail)
+    assert looked(made(tmp_path), caplog, [61]) == ["no look for stragglers: by chance"]
+    assert caplog.records[0].exc_info
+
+
+def test_of_many_ranks_some_are_looked_at():
+    assert live.evenly(3) == [0, 1, 2] and live.evenly(64) == [*range(64)]
+    for ranks in (65, 100, 1024):
+        looked_at = live.evenly(ranks)
+        assert len({*looked_at}) == live.RANKS and {*looked_at} <= {*range(ranks)}
+    assert live.evenly(128) == [*range(0, 128, 2)]
+
+
+def test_only_the_ranks_looked_at_are_read(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(live, "RANKS", 4)
+    path = made(tmp_path, generated_runs.two_ranks)  # ranks 2 and 6
+    for rank in range(1, RANKS, 2):
+        (path / f"rank-{rank:04}.jsonl").unlink()
+    (warning,) = looked(path, caplog, [61])
+    assert "rank 2 took" in warning or "rank 6 took" in warning
+
+
+@pytest.mark.parametrize("more", [0, 50, 5000])
+def test_as_many_steps_are_compared_whatever_the_length_of_a_record(tmp_path, more):
+    """Every tenth record is longer, and the last one is not whole."""
+    file = tmp_path / "rank-0000.jsonl"
+    written = [{"step": n, "group": (more if n % 10 == 9 else more // 2) * [0]} for n in range(900)]
+    file.write_text("".join(json.dumps(each) + "\n" for each in written) + '{"step": 900')
+    assert live.end_of(file) == written[-live.LAST :]
+    file.write_text('{"step": 0}\n{"step": 1')
+    assert live.end_of(file) == [{"step": 0}]
+    file.write_text('{"step": 0')
+    assert live.end_of(file) == []
 
 
 # --- production jobs, whose results are published (Lin et al., OSDI 2025)

@@ -1,12 +1,15 @@
 """The ring that events are recorded in, and how the ranks' events become one timeline."""
 
 import json
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import traces
 
+from collectives import process, timeline
 from collectives.recording import recorder
 from wagma.cli import main
 from wagma.job import UsageError
@@ -102,7 +105,7 @@ def test_nothing_is_recorded_after_the_end(recording):
     recorder.told("compute", 1.0, 2.0)
     with recorder.span("compute"):
         pass
-    assert len(rings.read(recording).events) == 0 and not recorder.is_recording()
+    assert len(rings.read(recording).events) == 0
 
 
 def test_a_span_lasts_as_long_as_its_block(recording):
@@ -117,9 +120,85 @@ def test_a_description_is_replaced_as_a_whole(recording):
     for count in (1, 1000, 1):
         recorder.describe(json.dumps(about(0, names=["x" * count])))
         assert rings.read(recording).about["names"] == ["x" * count]
-    with pytest.raises(ValueError, match="are there many names of spans"):
-        recorder.describe("x" * recorder.DESCRIPTION)
+    recorder.describe("x" * recorder.DESCRIPTION)  # which has no place
     assert rings.read(recording).about["names"] == ["x"]
+
+
+def test_names_beyond_the_most_are_one(recording, monkeypatch):
+    monkeypatch.setattr(recorder, "_names", {})
+    for number in range(recorder.MOST_NAMES + 5):
+        with recorder.span(f"batch {number} {'x' * 200}"):
+            pass
+    assert len(recorder.names()) == recorder.MOST_NAMES + 1
+    assert recorder.names()[-1] == recorder.OTHER_NAMES
+    assert {len(name) for name in recorder.names()[:-1]} == {recorder.LONGEST_NAME}
+    newest = [int(event["numbers"][0]) for event in rings.read(recording).events[-6:]]
+    assert newest == [recorder.MOST_NAMES - 1] + [recorder.MOST_NAMES] * 5
+
+
+def test_a_description_that_has_no_place_is_thinned_or_the_last_one_stays(
+    recording, monkeypatch, caplog
+):
+    made = timeline.Recording(recording, 2, 1)
+    monkeypatch.setattr(timeline, "_recording", made)
+    made.clocks = [[of, time, 0, 0] for time in range(20_000) for of in (0, 1)]
+    timeline.describe_again()
+    ends = [[0, 0, 0, 0], [1, 0, 0, 0], [0, 19_999, 0, 0], [1, 19_999, 0, 0]]
+    assert rings.read(recording).about["clocks"] == ends
+    made.host = "x" * recorder.DESCRIPTION
+    made.clocks.append([0, 20_000, 0, 0])
+    timeline.describe_again()
+    assert rings.read(recording).about["clocks"] == ends
+    assert caplog.text.count("is full") == 1
+
+
+def test_only_the_last_two_files_stay_mapped(recording):
+    for _ in range(4):
+        recorder.begin(recording, recorder.EVENT, json.dumps(about(0)))
+    recorder.told("compute", 1.0, 2.0)
+    assert len(recorder._mapped) == 2 and len(rings.read(recording).events) == 1
+
+
+def test_a_clock_is_identified_by_the_host_where_proc_tells_nothing(monkeypatch):
+    def refused(*_):
+        raise PermissionError
+
+    monkeypatch.setattr("os.readlink", refused)
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert timeline.clock_identity().strip() == socket.gethostname()
+
+
+class Interrupted:
+    """A collective's native part: an exception ends a wait."""
+
+    paused = None
+
+    def pause(self, paused):
+        self.paused = paused
+
+    def meet(self):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_wait_for_all_resumes():
+    native = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        timeline.wait_for_all(SimpleNamespace(native=native))
+    assert native.paused is False
+
+
+def test_a_block_is_refused_where_only_one_thread_may_be_in_mpi(tmp_path, monkeypatch):
+    from mpi4py import MPI
+
+    monkeypatch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
+    timeline.check_thread_level()
+    monkeypatch.setattr(process, "_open", {1: SimpleNamespace(engine="adaptive")})
+    with (
+        pytest.raises(RuntimeError, match="SERIALIZED, with which no timeline can begin"),
+        timeline.begun(tmp_path, None),
+    ):
+        pass
+    assert not timeline.is_recording()
 
 
 def test_a_new_recording_leaves_the_mapped_file_of_the_former_one(recording):
@@ -132,10 +211,24 @@ def test_a_new_recording_leaves_the_mapped_file_of_the_former_one(recording):
     assert len(rings.read(recording).events) == 0
 
 
-@pytest.mark.parametrize("contents", [b"", b"text" * 2000])
-def test_another_file_is_refused(tmp_path, contents):
+def test_files_of_processes_that_were_ended_as_they_began_are_skipped(recording, caplog):
+    recorder.told("compute", 1.0, 2.0)
+    begun = recording.read_bytes()
+    empty = {
+        1: b"",
+        2: bytes(len(begun)),
+        3: begun[:24] + bytes(8) + begun[32 : recorder.PAGE] + bytes(2 * recorder.DESCRIPTION),
+    }
+    for rank, contents in empty.items():
+        recording.with_name(f"rank-{rank:04}.ring").write_bytes(contents)
+    (found,), former = rings.read_all(recording.parents[1])
+    assert found.path == recording and former == []
+    assert all(f"rank-{rank:04}.ring" in caplog.text for rank in empty)
+
+
+def test_another_file_is_refused(tmp_path):
     path = tmp_path / "rank-0000.ring"
-    path.write_bytes(contents)
+    path.write_bytes(b"text" * 2000)
     with pytest.raises(UsageError, match="is no recorded timeline"):
         rings.read(path)
 
@@ -187,6 +280,11 @@ def test_clocks_are_compared_by_way_of_another_rank():
 
 
 # Merging
+
+
+def test_spans_whose_names_were_not_described_are_others():
+    timeline = merge.merge([ring(0, ("span", 0, US, [7]), ranks=1)])
+    assert timeline.ranks[0].slices[0].name == recorder.OTHER_NAMES
 
 
 def test_ranks_are_put_on_one_clock_from_the_first_call_on():

@@ -1,5 +1,6 @@
 """The timelines of several ranks: recorded around a collective or an optimizer, and merged."""
 
+import time
 from contextlib import nullcontext
 
 import numpy as np
@@ -15,6 +16,7 @@ from collectives import (
     ReadyGroupAllreduce,
     timeline,
 )
+from collectives.engine import clocks
 from collectives.timeline import is_recording, span
 from wagma import WAGMA
 from wagma.timeline import merge, trace
@@ -168,3 +170,19 @@ def test_only_some_ranks_with_the_variable_are_refused(comm, directory, monkeypa
     with pytest.raises(ValueError, match="timeline differs between ranks"):
         GroupAllreduce(comm, x, group_size=2)
     timeline.end()
+
+
+@pytest.mark.transports("messages")
+def test_a_rank_that_is_too_late_compares_its_clock_the_next_time(comm):
+    own = comm.Dup()
+    if comm.rank == 1:
+        time.sleep(0.3)
+    found = clocks.compare(own, 0.05)
+    assert comm.rank != 1 or found is None
+    comm.Barrier()
+    found = clocks.compare(own, 5.0)
+    assert found is not None
+    _, offset, error = found
+    assert abs(offset) <= error  # the ranks have one clock
+    comm.Barrier()
+    own.Free()

@@ -70,6 +70,16 @@ def test_of_a_long_file_only_the_end_is_read(tmp_path):
     assert lines.read() == []
 
 
+def test_damaged_lines_are_left_out_and_counted(tmp_path):
+    directory = write(tmp_path / "a", [0.1, 0.1])
+    with (directory / "rank-0001.jsonl").open("ab") as file:
+        file.write(b'{"step": 4{"step": 41, "loss"\n\0\0\xff\n[1]\n')
+    append(directory, 1, [record(40)])
+    run = polled(directory)
+    assert [rank.steps for rank in run.ranks.values()] == [40, 41]
+    assert shown(run, 120)[2].endswith(", 3 damaged lines left out")
+
+
 def test_a_rank_that_has_died_is_silent_and_comes_first(tmp_path):
     directory = write(tmp_path / "a", 30 * [0.1])
     age(directory / "rank-0021.jsonl", 130)

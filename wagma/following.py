@@ -24,12 +24,16 @@ class Lines:
 
     Args:
         path: The file.
+
+    Attributes:
+        damaged: Number of lines that are none, such as of a node that has crashed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._at: int | None = None
         self._begun = b""
+        self.damaged = 0
 
     def read(self) -> list[Record]:
         """Return those completed since the last call; [] if the file cannot be read now."""
@@ -45,7 +49,9 @@ class Lines:
             return []
         self._at += len(new)
         *lines, self._begun = (self._begun + new).split(b"\n")
-        return [json.loads(line) for line in lines]
+        records = [record for line in lines if (record := record_of(line)) is not None]
+        self.damaged += len(lines) - len(records)
+        return records
 
 
 class Rank:
@@ -75,6 +81,11 @@ class Rank:
         self.recent.extend(records)
         if records and not first:
             self._grew = time.monotonic()
+
+    @property
+    def damaged(self) -> int:
+        """Number of lines of its file that are no records, and left out."""
+        return self._lines.damaged
 
     @property
     def steps(self) -> int:
@@ -216,6 +227,15 @@ class Run:
             middle = median(ascending[:place] + ascending[place + 1 :])
             ratios[number] = own / middle if middle else math.nan
         return ratios
+
+
+def record_of(line: bytes) -> Record | None:
+    """Return the object of a line; None if it is damaged."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -160,6 +160,9 @@ def length(run: Run) -> Text:
     losses = known(rank.loss for rank in run.ranks.values())
     if losses:
         parts.append(f"loss {sum(losses) / len(losses):.4g}")
+    damaged = sum(rank.damaged for rank in run.ranks.values())
+    if damaged:
+        parts.append(f"{damaged} damaged line{'s' * (damaged != 1)} left out")
     return Text(", ".join(parts), no_wrap=True, overflow="ellipsis")
 
 

@@ -2,6 +2,7 @@
 
 import threading
 
+from libc.stdlib cimport malloc
 from libc.string cimport memset
 from mpi4py.libmpi cimport (
     MPI_LONG_LONG,
@@ -28,21 +29,33 @@ cdef enum:
     # rank whose turn has not come.
     ROUNDS = 20
     BETWEEN_LOOKS = 50000
+    # In place of a round, in the message of rank 0 by which a rank's turn begins.
+    TURN = -1
+    # What a message consists of.
+    NUMBERS = 3
 
-# Static, as a message that is given up may still be sent. One thread uses them at a time.
-cdef long long sent, received
+cdef struct Message:
+    # The comparison, as rank 0 counts them; the round; in rank 0's answers, the time. A message of
+    # another comparison or round is one that somebody has given up to wait for.
+    long long comparison, round, time
+
+# One thread uses them at a time. A message that is given up may still be sent: it keeps its memory.
+cdef Message received
+cdef Message *sent = NULL
+cdef long long comparisons = 0
 _lock = threading.Lock()
 
 
 cdef bint exchange(MPI_Comm comm, int rank, bint sends, bint sleeps, long long end) noexcept nogil:
-    """Send or receive a number; return whether that was complete in time."""
+    """Send or receive a message; return whether that was complete in time."""
+    global sent
     cdef MPI_Request request
     cdef int done = 0
     pthread_mutex_lock(&mpi_mutex)
     if sends:
-        MPI_Isend(&sent, 1, MPI_LONG_LONG, rank, CLOCK_TAG, comm, &request)
+        MPI_Isend(sent, NUMBERS, MPI_LONG_LONG, rank, CLOCK_TAG, comm, &request)
     else:
-        MPI_Irecv(&received, 1, MPI_LONG_LONG, rank, CLOCK_TAG, comm, &request)
+        MPI_Irecv(&received, NUMBERS, MPI_LONG_LONG, rank, CLOCK_TAG, comm, &request)
     while True:
         MPI_Test(&request, &done, MPI_STATUS_IGNORE)
         pthread_mutex_unlock(&mpi_mutex)
@@ -55,7 +68,9 @@ cdef bint exchange(MPI_Comm comm, int rank, bint sends, bint sleeps, long long e
         else:
             sched_yield()
         pthread_mutex_lock(&mpi_mutex)
-    if not sends:
+    if sends:
+        sent = NULL
+    else:
         pthread_mutex_lock(&mpi_mutex)
         MPI_Cancel(&request)
         MPI_Wait(&request, MPI_STATUS_IGNORE)
@@ -63,43 +78,73 @@ cdef bint exchange(MPI_Comm comm, int rank, bint sends, bint sleeps, long long e
     return False
 
 
+cdef bint send(
+    MPI_Comm comm, int rank, long long comparison, int round, long long end
+) noexcept nogil:
+    """Send a message with the time; return whether that was complete in time."""
+    global sent
+    if sent == NULL:
+        sent = <Message *>malloc(sizeof(Message))
+        if sent == NULL:
+            return False
+    sent.comparison, sent.round = comparison, round
+    sent.time = now()
+    return exchange(comm, rank, True, False, end)
+
+
 cdef void answer(MPI_Comm comm, int size, long long limit) noexcept nogil:
     """Tell each other rank the time, as often as it asks."""
+    global comparisons
     cdef int rank, i
     cdef long long end
-    global sent
+    comparisons += 1
     for rank in range(1, size):
         end = now() + limit
-        if not exchange(comm, rank, True, False, end):
+        if not send(comm, rank, comparisons, TURN, end):
             continue
-        for i in range(ROUNDS):
-            if not exchange(comm, rank, False, i == 0, end):
-                break
-            sent = now()
-            if not exchange(comm, rank, True, False, end):
-                break
+        i = 0
+        while i < ROUNDS and exchange(comm, rank, False, i == 0, end):
+            if received.comparison == comparisons and received.round == i:
+                if not send(comm, rank, comparisons, i, end):
+                    break
+                i += 1
 
 
-cdef bint ask(MPI_Comm comm, long long limit, long long *best) noexcept nogil:
+cdef bint ask(MPI_Comm comm, int rank, long long limit, long long *best) noexcept nogil:
     """Ask rank 0 for the time; return whether it has answered.
 
     `best` gets the time here, how far rank 0's clock is ahead, and the error, of the shortest round
     trip.
     """
-    cdef long long began, ended
-    cdef int i
-    if not exchange(comm, 0, False, True, now() + limit):
-        return False
-    limit = now() + limit
-    for i in range(ROUNDS):
+    # The ranks before this one have their turns first.
+    cdef long long comparison = 0, began, ended, end = now() + limit * rank
+    cdef int i = 0
+    received.round = 0
+    while received.round != TURN:
+        if not exchange(comm, 0, False, True, end):
+            return False
+    end = now() + limit
+    while i < ROUNDS:
+        if received.round == TURN:  # also of a later comparison, where the first one was given up
+            comparison, i = received.comparison, 0
         began = now()
-        if not (exchange(comm, 0, True, False, limit) and exchange(comm, 0, False, False, limit)):
+        if not send(comm, 0, comparison, i, end):
             return i > 0
-        ended = now()
+        while True:
+            if not exchange(comm, 0, False, False, end):
+                return i > 0
+            ended = now()
+            if received.round == TURN:
+                break
+            if received.comparison == comparison and received.round == i:
+                break
+        if received.round == TURN:
+            continue
         if i == 0 or ended - began < 2 * best[2]:
             best[0] = (began + ended) // 2
-            best[1] = received - best[0]
+            best[1] = received.time - best[0]
             best[2] = (ended - began + 1) // 2
+        i += 1
     return True
 
 
@@ -124,6 +169,5 @@ def compare(Comm comm, double limit):
             best[0] = now()
             answer(comm.ob_mpi, size, nanoseconds)
         else:
-            # The ranks before this one have their turns first.
-            answered = ask(comm.ob_mpi, nanoseconds * rank, best)
+            answered = ask(comm.ob_mpi, rank, nanoseconds, best)
     return (best[0], best[1], best[2]) if answered else None

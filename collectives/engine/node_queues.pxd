@@ -27,8 +27,9 @@ cdef class NodeQueues:
     # The node's other ranks, and how many these are.
     cdef int *others
     cdef int count
-    # This rank's model.
+    # This rank's model; the same if it is not in the segment.
     cdef char *model
+    cdef char *owned
 
     cdef bint reaches(self, int rank) noexcept nogil
     cdef bint write(self, int destination, const char *message, Py_ssize_t length) noexcept nogil

@@ -23,9 +23,11 @@ cdef extern from "../protocols/_atomic.h" nogil:
     void atomic_store(unsigned long long *word, unsigned long long value)
 
 cdef enum:
-    # How many of the longest messages a queue has room for, and how many of the shortest.
+    # How many of the longest messages a queue has room for, how many of the shortest, and how many
+    # of the longest, if it is not one in each, all queues of a rank.
     LONGEST = 3
     SHORTEST = 64
+    AT_ALL = 48
 
 
 cdef inline unsigned long long *word(char *queue, Word which) noexcept nogil:
@@ -66,7 +68,8 @@ cdef class NodeQueues:
             raise MemoryError
         self.outgoing = self.incoming + size
         self.models = self.incoming + 2 * size
-        self.length = max(LONGEST * (LINE + longest), SHORTEST * 2 * LINE)
+        most = max(1, min(LONGEST, AT_ALL // len(self.ranks)))
+        self.length = max(most * (LINE + longest), SHORTEST * 2 * LINE)
         self.distance = WORDS * LINE + self.length
         self.begin_of_model = round_up(LINE + len(self.ranks) * self.distance, HUGE_PAGE)
         if model < HUGE_PAGE // 8:
@@ -78,13 +81,12 @@ cdef class NodeQueues:
                 return
             except (AttributeError, OSError) as error:  # memfd_create is Linux's
                 self.missing = f"rank {rank} has no memory to share: {error}"
-        self.model = try_to_allocate(model)
-        if self.model == NULL:
+        self.model = self.owned = try_to_allocate(model)
+        if self.owned == NULL:
             raise MemoryError(f"cannot allocate {model} bytes for the model of a collective")
 
     def __dealloc__(self):
-        if self.segment is None:
-            free(self.model)
+        free(self.owned)
         free(self.incoming)
         free(self.others)
 

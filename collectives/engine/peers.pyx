@@ -23,7 +23,7 @@ from collectives.exchange.mutex cimport (
 )
 from collectives.memory.handover cimport Handover
 from collectives.memory.layout cimport UserVector
-from collectives.protocols.all_ranks cimport JOIN
+from collectives.protocols.all_ranks cimport JOIN, OUTSIDE
 from collectives.protocols.peers cimport PeerProtocol
 
 from collectives.agreement import name_ranks
@@ -77,7 +77,9 @@ cdef class PeerExchange(ProtocolCalls):
             self.error = self.mailbox.error()
 
     cdef bint is_in_memory(self) noexcept nogil:
-        return not self.mailbox.messages.uses_mpi()
+        # Operations of all ranks, failures, and vectors that arrive from a device need full polls.
+        return (self.error == 0 and self.protocol.stage == OUTSIDE and not self.caller.awaits
+                and not self.mailbox.messages.uses_mpi())
 
     cdef void progress_in_memory(self) noexcept nogil:
         self._serve_mailbox()
@@ -244,7 +246,7 @@ cdef class PeerExchange(ProtocolCalls):
         return UserVector(vector, self.mailbox.layout, PyBUF_WRITABLE)
 
     cdef void begin_awaited(self) noexcept nogil:
-        if self.protocol.failed < 0:
+        if self.protocol.failed < 0 and self.mailbox.error() == 0:
             self.caller.awaits = not self.deciding.begin_awaited()
 
     cdef void _forget_user(self) noexcept nogil:

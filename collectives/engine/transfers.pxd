@@ -23,6 +23,8 @@ cdef struct Transfer:
     # how many blocks were sent so before, and those of an outgoing one that have been offered.
     bint in_memory
     unsigned long long before
+    # Whether its blocks are MPI's.
+    bint by_mpi
     # Of an incoming transfer: whether a step uses its blocks; whether none ever will.
     bint claimed, dropped
     # Of a transfer that is sent back from an incoming one's memory: the incoming one.
@@ -51,7 +53,7 @@ cdef class Transfers(Messages):
     # By rank, the number of blocks that were sent to it in memory, and that it has sent so.
     cdef unsigned long long *shown
     cdef unsigned long long *seen
-    # How many transfers are not in memory.
+    # The number of transfers whose blocks are MPI's.
     cdef int by_mpi
 
     cdef void progress_blocks(self, bint advanced) noexcept nogil

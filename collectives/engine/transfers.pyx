@@ -125,12 +125,11 @@ cdef class Transfers(Messages):
         self, Transfer *transfer, bint in_memory, unsigned long long *blocks
     ) noexcept nogil:
         """Note whether the blocks of a transfer are copied in memory, after so many others."""
-        transfer.in_memory = in_memory
+        transfer.in_memory, transfer.by_mpi = in_memory, not in_memory
+        self.by_mpi += transfer.by_mpi
         if in_memory:
             transfer.before = blocks[0]
             blocks[0] += self.blocks.count
-        else:
-            self.by_mpi += 1
 
     cdef Transfer *expect(self, Message *message) noexcept nogil:
         """Begin to receive the vector in, or after, a message; only if `has_spare`."""
@@ -140,9 +139,10 @@ cdef class Transfers(Messages):
             transfer.space = message
             transfer.memory = message.memory
             transfer.begun = transfer.complete = self.blocks.count
+            return transfer
         self._note_in_memory(
-            transfer, message.room != WHOLE and header(message)[HOLDS] == MODEL
-            and self.queues.reaches(message.source), &self.seen[message.source])
+            transfer, header(message)[HOLDS] == MODEL and self.queues.reaches(message.source),
+            &self.seen[message.source])
         return transfer
 
     cdef Transfer *claim(self, int source) noexcept nogil:
@@ -245,7 +245,7 @@ cdef class Transfers(Messages):
         # The memory of dropped vectors is recycled before others need some.
         transfer = self.incoming.first
         while transfer != NULL:
-            if transfer.in_memory and transfer.dropped:
+            if transfer.dropped and not transfer.by_mpi:
                 self._release_dropped(transfer)
             transfer = transfer.next
         self._remove_done(&self.incoming)
@@ -270,7 +270,7 @@ cdef class Transfers(Messages):
         transfer.used = transfer.complete
 
     cdef void _release_dropped(self, Transfer *transfer) noexcept nogil:
-        """Let the sender overwrite all blocks of a vector that no step will use."""
+        """End a vector that no step will use: its sender may overwrite all blocks."""
         if transfer.complete < self.blocks.count and self._is_oldest_in_memory(transfer):
             self.use(transfer, self.blocks.count - 1)
             self.moved += 1
@@ -283,8 +283,8 @@ cdef class Transfers(Messages):
             return
         end = <int>min(self.queues.offered(transfer.peer) - transfer.before,
                        <unsigned long long>self.blocks.count)
-        if transfer.in_turns:
-            end = min(end, transfer.used + DEPTH)
+        # A call that comes meanwhile waits for no more than that.
+        end = min(end, (transfer.used if transfer.in_turns else begun) + DEPTH)
         for block in range(begun, end):
             self.layout.space.copy(
                 self.place(transfer, block), self.show(transfer, block), self.blocks.size(block))
@@ -440,7 +440,7 @@ cdef class Transfers(Messages):
                 if transfer.space != NULL:
                     self.recycle(transfer.space)
                     transfer.space = NULL
-                self.by_mpi -= not transfer.in_memory
+                self.by_mpi -= transfer.by_mpi
                 self._put_aside(transfer)
             transfer = following
 

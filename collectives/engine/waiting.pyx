@@ -22,6 +22,8 @@ cdef enum:
     # Looks at shared memory after progress, before the core is left to others: about as long as a
     # present rank takes to answer, and too short to delay a progress thread that needs the core.
     SPINS = 200
+    # And with progress: messages may come all the time.
+    MOST_SPINS = 2000
     # Polls in shared memory for one that looks at messages too, which cost more and come rarely.
     POLLS_TO_MESSAGES = 4
 
@@ -106,13 +108,14 @@ cdef class Waiter:
         """Advance in shared memory as long as others are about to; return whether that suffices.
         """
         cdef long long progress_count = collective.progressed()
-        cdef int i = 0
-        while i < SPINS and collective.is_in_memory():
+        cdef int i = 0, left = MOST_SPINS
+        while i < SPINS and left > 0 and collective.is_in_memory():
             pause_briefly()
             collective.progress_in_memory()
             if collective.reached(goal):
                 return True
             i += 1
+            left -= 1
             if collective.progressed() != progress_count:
                 progress_count = collective.progressed()
                 i = 0

@@ -108,8 +108,11 @@ MAGIC = b"wagmaTL1"
 EVENT = sizeof(ring_event)
 PAGE = mmap.PAGESIZE
 DESCRIPTION = 1 << 18  # bytes of each place for the description
+MOST_NAMES = 1000  # of spans: all others have one more name
+OTHER_NAMES = "other spans"
+LONGEST_NAME = 100  # characters that are described
 
-# The mapped files of this process: a thread may still be writing its last event after the end.
+# The last two mapped files: a thread may still be writing its last event after the end of one.
 _mapped = []
 # The names of spans, in the order of their numbers.
 _names = {}
@@ -218,12 +221,15 @@ def begin(path, Py_ssize_t size, str description):
 
     Raises:
         OSError: the file cannot be written.
+        ValueError: the description is too long.
     """
     global ring
     cdef unsigned char[::1] memory
     cdef Py_ssize_t page, place = PAGE + 2 * DESCRIPTION
     cdef bytes magic = MAGIC
     cdef ring_header *header
+    if not has_place(description):
+        raise ValueError(f"the timeline's description has more than {DESCRIPTION - 1} bytes")
     capacity = 1 << (max(size // EVENT, 1).bit_length() - 1)
     total = place + capacity * EVENT
     # Another file of this name may still be mapped, and must keep its length.
@@ -241,6 +247,8 @@ def begin(path, Py_ssize_t size, str description):
     memcpy(header.magic, <const char *>magic, 8)
     header.capacity, header.place, header.descriptions = capacity, place, DESCRIPTION
     _mapped.append((mapped, memory))
+    if len(_mapped) > 2:
+        del _mapped[0]
     store_ring(&ring, <char *>header)
     describe(description)
 
@@ -250,25 +258,18 @@ def end():
     store_ring(&ring, NULL)
 
 
-def is_recording():
-    """Return whether events are recorded."""
-    return ring != NULL
+def has_place(str description):
+    """Return whether the file has a place for a description of this length."""
+    return len(description.encode()) < DESCRIPTION
 
 
 def describe(str description):
-    """Replace the file's description, a text of at most `DESCRIPTION` − 1 bytes.
-
-    Raises:
-        ValueError: it is longer.
-    """
+    """Replace the file's description, unless it has no place for this one."""
     cdef bytes text = description.encode()
     cdef unsigned long long other
     cdef char *to
-    if ring == NULL:
+    if ring == NULL or len(text) >= DESCRIPTION:
         return
-    if len(text) >= DESCRIPTION:
-        raise ValueError(f"the timeline's description has {len(text)} bytes, more than "
-                         f"{DESCRIPTION - 1}: are there many names of spans?")
     other = 1 - (<ring_header *>ring).current
     to = ring + <Py_ssize_t>PAGE + <Py_ssize_t>(other * DESCRIPTION)
     memset(to, 0, DESCRIPTION)
@@ -277,8 +278,8 @@ def describe(str description):
 
 
 def names():
-    """Return the names of spans, in the order of their numbers."""
-    return list(_names)
+    """Return the names of spans, in the order of their numbers; of long ones the beginnings."""
+    return [name[:LONGEST_NAME] for name in _names]
 
 
 cdef class Span:
@@ -310,7 +311,9 @@ _no_span = NoSpan()
 
 
 cdef int number_of(str name) except -1:
-    """Return the number of a name of spans, a new one if need be."""
+    """Return the number of a name of spans, a new one if need be and if there are not too many."""
+    if name not in _names and len(_names) >= MOST_NAMES:
+        name = OTHER_NAMES
     number = _names.get(name)
     if number is None:
         number = _names[name] = len(_names)
@@ -328,7 +331,7 @@ def set_on_new_name(function):
     _on_new_name = function
 
 
-def span(str name):
+def span(str name not None):
     """Return a block, for `with`, that appears under this name in the timeline, if one is recorded.
     """
     cdef Span made
@@ -339,7 +342,7 @@ def span(str name):
     return made
 
 
-def told(str name, double began, double end):
+def told(str name not None, double began, double end):
     """Record a lap, with its times in seconds on the clock of `time.perf_counter`.
 
     Laps follow one another, and need not respect the spans in which they begin or end.

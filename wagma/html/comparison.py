@@ -65,7 +65,10 @@ def learning(directory: Path, settings: dict[str, Any], runs: dict[str, Any]) ->
         scale, unit = unit_of(metric)
         target = settings.get("target")
         curves = {
-            label: [[(at, scale * value) for at, value in points(each, metric)] for each in of]
+            label: [
+                [(at, scale * of_run.or_nan(value)) for at, value in points(each, metric)]
+                for each in of
+            ]
             for label, of in runs.items()
         }
         title = f"{metric}, %" if unit else metric

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,10 +108,7 @@ def page(directory: Path, found: Report | None) -> Page:
 def figures(run: Run) -> list[tuple[str, str]]:
     """Return the most important numbers of a run."""
     summary = run.summary
-    found = [
-        (in_words(name, summary[name]).removeprefix(name), f"test {name}")
-        for name in summary.get("metrics", [])
-    ]
+    found = [(value_of(name, summary[name]), f"test {name}") for name in summary.get("metrics", [])]
     if run.records:
         found.append((f"{run.wall_s:,.4g} s", "wall time"))
     for name, form, words in (
@@ -123,6 +121,16 @@ def figures(run: Run) -> list[tuple[str, str]]:
         if summary.get(name) is not None:
             found.append((form.format(summary[name]), words))
     return found
+
+
+def value_of(name: str, value: float | None) -> str:
+    """Return a test result without its name; JSON has null for one that is not finite."""
+    return text.NOTHING if value is None else in_words(name, value).removeprefix(name)
+
+
+def or_nan(value: float | None) -> float:
+    """Return a number of a JSON file; NaN for null."""
+    return math.nan if value is None else value
 
 
 # Loss and results
@@ -142,7 +150,9 @@ def learning(run: Run) -> list[Chart]:
         for metric in run.summary["metrics"]:
             scale, unit = unit_of(metric)
             title = f"{metric}, %" if unit else metric
-            values = {metric: [scale * each[metric] for each in evaluations]}
+            values = {metric: [scale * or_nan(each[metric]) for each in evaluations]}
+            if np.isnan(values[metric]).all():
+                continue
             for place, words in (("step", "step"), ("elapsed_s", "time, s")):
                 at = {place: [each[place] for each in evaluations]}
                 spec = lines(at | values, (place, words), (metric, title), points=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wagma.report import records, slow
-from wagma.report.findings import Imbalance, Rank, Remedy, Report, Straggler
+from wagma.report.findings import Cost, Imbalance, Rank, Remedy, Report, Straggler
 from wagma.report.price import Job, NotSimulated
 from wagma.report.records import Recorded
 
@@ -45,9 +45,9 @@ def of(run: Path | str, machine: str | None = None) -> Report:
         job = None
     together = None
     if job is not None and stragglers:
-        together = job.cost(job.without(indices(recorded, stragglers)))
+        together = cost_of(job, job.without(indices(recorded, stragglers)))
         stragglers = [
-            dataclasses.replace(each, cost=job.cost(job.without(indices(recorded, [each]))))
+            dataclasses.replace(each, cost=cost_of(job, job.without(indices(recorded, [each]))))
             for each in stragglers
         ]
         stragglers.sort(key=lambda each: -each.cost.share if each.cost else 0.0)
@@ -68,6 +68,14 @@ def of(run: Path | str, machine: str | None = None) -> Report:
         imbalance=imbalance_of(own, stragglers, job),
         remedies=remedies_of(recorded, stragglers, job),
     )
+
+
+def cost_of(job: Job, without: np.ndarray) -> Cost | None:
+    """Return what a job costs more than with these step times; None if that is not simulated."""
+    try:
+        return job.cost(without)
+    except NotSimulated:
+        return None
 
 
 class Compared(NamedTuple):
@@ -181,14 +189,19 @@ def named(recorded: Recorded, own: np.ndarray, scale: np.ndarray) -> list[Stragg
 def slow_ranks(own: np.ndarray, alone: np.ndarray) -> list[slow.Found]:
     """Return the ranks that are slow by themselves, or else with their part of averaging.
 
-    The part that is not waiting varies with how soon a waiting rank is woken.
+    The part that is not waiting varies with how soon a waiting rank is woken. Never all ranks are
+    called slow: those that are found only without averaging are left out, or else the fastest one.
 
     Args:
         own: as for `named`.
         alone: the same without averaging.
     """
     found = {each.rank: each for each in slow.find(np.maximum(own, LEAST))}
-    found |= {each.rank: each for each in slow.find(np.maximum(alone, LEAST))}
+    both = found | {each.rank: each for each in slow.find(np.maximum(alone, LEAST))}
+    if len(both) < own.shape[1]:
+        found = both
+    if len(found) == own.shape[1]:
+        del found[int(own.sum(axis=0).argmin())]
     return [found[rank] for rank in sorted(found)]
 
 
@@ -274,7 +287,7 @@ def imbalance_of(
     means = np.maximum(own.mean(axis=1), LEAST)
     ratio = float((own.max(axis=1) / means).mean())
     everywhere = not stragglers and ratio >= MATTERS
-    return Imbalance(ratio, everywhere, job.cost(job.equal()) if job else None)
+    return Imbalance(ratio, everywhere, cost_of(job, job.equal()) if job else None)
 
 
 def remedies_of(

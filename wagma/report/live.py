@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from wagma.report import slow, text
 from wagma.report.analysis import compared
@@ -18,14 +19,16 @@ __all__ = ["Watch"]
 
 EVERY = 60.0  # seconds
 LAST = 200  # steps that are compared
-LINE = 600  # bytes of a record, and some more
+RANKS = 64  # that are looked at, at most: it is rank 0's training that waits for it
+LINES = 4096  # bytes at the end of a file, in which records are counted to tell their length
+MORE = 1.2  # times that length: records differ
 MATTERS = 0.1  # of a step, in the mean
 
 log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Looks for stragglers once a minute, on one rank.
+    """Looks for stragglers once a minute, on one rank, among all ranks or `RANKS` of them.
 
     Args:
         run: the run's directory, in which all ranks write.
@@ -43,8 +46,8 @@ class Watch:
             return
         try:
             found = self.stragglers()
-        except (OSError, ValueError) as error:  # the ranks have other disks
-            log.info("no look for stragglers: %s", error)
+        except Exception as error:  # the ranks may have other disks; it must never fail a job
+            log.info("no look for stragglers: %s", error, exc_info=True)
             found = []
         if found:
             log.warning("in the last steps, %s", text.slowness(max(found, key=severity)))
@@ -61,8 +64,8 @@ class Watch:
         """Return the records of the last steps that all ranks have made; None if they are few."""
         if self.config is None:
             self.config = json.loads((self.run / "config.json").read_text(encoding="utf-8"))
-        files = [self.run / f"rank-{rank:04}.jsonl" for rank in range(self.config["ranks"])]
-        ends = {rank: end_of(file) for rank, file in enumerate(files)}
+        looked_at = evenly(self.config["ranks"])
+        ends = {rank: end_of(self.run / f"rank-{rank:04}.jsonl") for rank in looked_at}
         made = {rank: {each["step"]: each for each in records} for rank, records in ends.items()}
         each = [steps.keys() for steps in made.values() if steps]  # some ranks make none
         common = set.intersection(*map(set, each)) if each else set()
@@ -79,12 +82,30 @@ def severity(each: Straggler) -> float:
     return each.share * (each.ratio - 1)
 
 
+def evenly(ranks: int) -> list[int]:
+    """Return the ranks to look at of so many, always the same."""
+    count = min(ranks, RANKS)
+    return [place * ranks // count for place in range(count)]
+
+
 def end_of(file: Path) -> list[dict[str, Any]]:
     """Return the last whole records of a rank, [] if it has none."""
     with file.open("rb") as lines:
-        size = lines.seek(0, 2)
-        lines.seek(max(0, size - LAST * LINE))
-        read = lines.read().split(b"\n")[:-1]
-    if size > LAST * LINE:
-        read = read[1:]
+        size, wanted = lines.seek(0, 2), LINES
+        while len(read := whole_lines(lines, size, wanted)) < LAST and wanted < size:
+            wanted = math.ceil(wanted * (MORE * LAST / len(read) if read else 2))
     return [json.loads(line) for line in read[-LAST:]]
+
+
+def whole_lines(lines: BinaryIO, size: int, wanted: int) -> list[bytes]:
+    """Return the lines that are whole in the last bytes of a file.
+
+    Args:
+        lines: the file.
+        size: its bytes, of which it may have more by now.
+        wanted: how many of them are read.
+    """
+    begin = max(0, size - wanted)
+    lines.seek(begin)
+    read = lines.read(size - begin).split(b"\n")[:-1]
+    return read[1:] if begin else read

@@ -35,6 +35,7 @@ SHARED = "sync_period", "group_size"
 MOST = 200_000  # steps of all ranks that are simulated; of longer runs every second, third, …
 EXCHANGES = 60  # simulated to find how long one takes
 NOTICED = 0.005  # of the time: a smaller slow-down has no shares
+REPEATED = 10_000  # times that steps are repeated at most: others take next to no time
 PARAMETERS = 25_559_081 * 4  # bytes of ResNet-50, if the model's are not known
 
 
@@ -71,6 +72,8 @@ class Job:
             self.machine = self.measured_machine()
         self.made = self.simulated(self.times)
         self.wall = self.seconds_of(self.made)
+        if self.wall <= 0:
+            raise NotSimulated("its steps take no time")
 
     def chosen(self) -> Choice:
         """Return the run's method, with its options."""
@@ -116,13 +119,18 @@ class Job:
 
     def simulated(self, times: np.ndarray) -> Any:
         """Simulate the run's own method, for the run's number of steps or its time."""
+        if self.limit is not None and times.sum(axis=0).min() <= self.limit:
+            times = lasting(times, self.limit)
         return self.run(self.choice, times, self.machine, self.limit)
 
     def seconds_of(self, result: Any) -> float:
         """Return the seconds of the run by a simulation, of its steps if it had a fixed time."""
         if self.limit is None:
             return float(result.wall) * self.every
-        return self.limit * sum(self.recorded.counts) / float(result.made.sum())
+        made = float(result.made.sum())
+        if not made:
+            raise NotSimulated(f"no rank ends a step in {self.limit:g} s")
+        return self.limit * sum(self.recorded.counts) / made
 
     def cost(self, without: np.ndarray) -> Cost:
         """Return what the run costs more than with these step times, of the shape of `times`."""
@@ -139,7 +147,10 @@ class Job:
 
     def slowdown(self, without: np.ndarray) -> float:
         """Return the simulated time divided by that with these step times."""
-        return self.wall / self.seconds_of(self.simulated(without))
+        seconds = self.seconds_of(self.simulated(without))
+        if seconds <= 0:
+            raise NotSimulated("these steps take no time")
+        return self.wall / seconds
 
     def equal(self) -> np.ndarray:
         """Return step times that are equal for all ranks, with the same sum."""
@@ -237,11 +248,21 @@ def scaled(machine: Machine, factor: float) -> Machine:
 
 def lasting(times: np.ndarray, seconds: float) -> np.ndarray:
     """Return step times, repeated until each rank's last for `seconds`; shape (steps, ranks)."""
-    count = math.ceil(seconds / times.sum(axis=0).min()) + 1
-    return np.tile(times, (count, 1))
+    return np.tile(times, (repeats(times.sum(axis=0).min(), seconds), 1))
 
 
 def lasting_of_ranks(own: Sequence[np.ndarray], seconds: float) -> list[np.ndarray]:
     """Return each rank's steps, repeated until those of all ranks last for `seconds`."""
-    count = max(len(each) * (1 + math.ceil(seconds / each.sum())) for each in own)
+    count = max(len(each) * repeats(each.sum(), seconds) for each in own)
     return [np.resize(each, count) for each in own]
+
+
+def repeats(once: float, seconds: float) -> int:
+    """Return how many times steps that last for `once` are made to last for more than `seconds`.
+
+    Raises:
+        NotSimulated: they take no time, or next to none.
+    """
+    if once * REPEATED < seconds or once <= 0:
+        raise NotSimulated("the steps of a rank take next to no time")
+    return math.ceil(seconds / once) + 1

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives.recording.recorder import OTHER_NAMES
 from wagma.timeline.clocks import Clock, align
 from wagma.timeline.rings import Ring, read_all
 
@@ -251,7 +252,8 @@ class Part:
             name = kind
             about: dict[str, Any] = {}
             if kind == "span":
-                name, kind = names[numbers[0]], "lap" if numbers[1] else kind
+                name = names[numbers[0]] if numbers[0] < len(names) else OTHER_NAMES
+                kind = "lap" if numbers[1] else kind
             elif kind == "call":
                 name, about = call_in_words(numbers[0], numbers[1], operations)
             elif kind == "wait":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 from collectives.recording.recorder import MAGIC, PAGE
 from collectives.timeline import FOLDER
 from wagma.job import UsageError
+
+log = logging.getLogger(__name__)
 
 # As `ring_header` and `ring_event` of the recorder.
 HEADER = struct.Struct("<8sQQQQ24xQ")
@@ -29,6 +32,10 @@ EVENT = np.dtype(
     ]
 )
 AGE = 1.0  # seconds by which an earlier recording's last event is older than a new one's beginning
+
+
+class Unfinished(UsageError):
+    """The process that made the file was ended while it began to record."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +78,25 @@ def read(path: Path) -> Ring:
     """Read a rank's file, of a process that has ended or still runs.
 
     Raises:
+        Unfinished: nothing is in it yet.
         UsageError: it is not such a file, or is damaged.
     """
     contents = path.read_bytes()
+    if not any(contents[:PAGE]):
+        raise Unfinished(f"{path} is empty: its process was ended while it began to record")
     if len(contents) < PAGE or contents[:8] != MAGIC:
         raise UsageError(f"{path} is no recorded timeline")
     _, capacity, place, current, length, following = HEADER.unpack_from(contents)
     try:
-        text = contents[PAGE + current * length : PAGE + (current + 1) * length]
-        about = json.loads(text.rstrip(b"\0"))
+        text = contents[PAGE + current * length : PAGE + (current + 1) * length].rstrip(b"\0")
+        if not text and len(contents) >= place:
+            raise Unfinished(f"{path} has no description: its process was ended while it began")
+        about = json.loads(text)
         events = np.frombuffer(contents, EVENT, capacity, place)
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}") from error
+    for each in about["collectives"].values():
+        each.setdefault("ranks", range(each.get("size", 0)))
     numbers = np.arange(max(0, following - capacity), following)
     newest = events[numbers % capacity]
     whole = newest["sequence"] == (numbers + 1) % 2**32
@@ -92,19 +106,26 @@ def read(path: Path) -> Ring:
 def read_all(directory: Path) -> tuple[list[Ring], list[Ring]]:
     """Read the files of a run, or of any directory that was recorded into.
 
+    Files of processes that were ended while they began to record are skipped, with a warning.
+
     Returns:
         The ranks' rings, in their order, and those that a former job has left in the directory.
 
     Raises:
         UsageError: there are none, or one is damaged.
     """
-    paths = sorted((directory / FOLDER).glob("rank-*.ring"))
-    if not paths:
+    rings = []
+    for path in sorted((directory / FOLDER).glob("rank-*.ring")):
+        try:
+            rings.append(read(path))
+        except Unfinished as error:
+            log.warning("%s; it is skipped", error)
+    if not rings:
         raise UsageError(
             f"no timeline in {directory}: record one by wagma train --timeline, or by "
             "WAGMA_TIMELINE=DIR"
         )
-    rings = sorted(map(read, paths), key=lambda ring: ring.rank)
+    rings.sort(key=lambda ring: ring.rank)
     newest = max(ring.began for ring in rings)
     former = [ring for ring in rings if ring.ended < newest - AGE]
     left = {ring.rank for ring in former}
