@@ -55,11 +55,11 @@ def test_where_memory_can_then_not_be_mapped_vectors_are_staged(
 ):
     share = Node.share
 
-    def fails_on_devices(node, native):
-        failure = share(node, native)
-        on_devices = native.node.handles[0][1] is not None
+    def fails_on_devices(node, memory):
+        failure = share(node, memory)
+        on_devices = memory.handles[0][1] is not None
         if on_devices and failure is None:
-            native.node.unmap()
+            memory.unmap()
             comm.Barrier()
         return "no more" if on_devices and comm.rank else failure
 

@@ -45,7 +45,7 @@ def called(comm, kind):
     """Call with vectors of several dtypes, and changes of which some are not finite."""
     generator = np.random.default_rng(comm.rank)
     vector = [generator.normal(size=50).astype(dtype) for dtype in ("float16", "float64")]
-    with kind(comm, vector) as peers:
+    with kind(comm, vector, transport="messages") as peers:  # which bytes are counted of
         for t in range(STEPS):
             compute(comm)
             for array in vector:

@@ -399,9 +399,9 @@ API void stand_in_refuse_numbers(int refuse) { refuses = refuse; }
    any more. */
 API void stand_in_fail(Result error) {
     pthread_mutex_lock(&lock);
-    failure = error;
-    if (error)
+    if (error) /* first: a host that learns of the failure touches what has not arrived */
         unprotect_all();
+    failure = error;
     pthread_mutex_unlock(&lock);
 }
 /* Devices have no more memory than this from now on, for all allocations together; 0: any. */
