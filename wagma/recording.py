@@ -183,7 +183,11 @@ class Recording:
         self._stopwatch.start()
 
     def completed(self, result: Any) -> None:
-        """Note that a step's average is complete, maybe before the step ends."""
+        """Note that a step's average is complete, maybe before the step ends.
+
+        Args:
+            result: the call's `collectives.Result`.
+        """
         self._results.append(result)
         if not self._ending:
             self._write_complete()
