@@ -248,7 +248,7 @@ def scaled(machine: Machine, factor: float) -> Machine:
 
 def lasting(times: np.ndarray, seconds: float) -> np.ndarray:
     """Return step times, repeated until each rank's last for `seconds`; shape (steps, ranks)."""
-    return np.tile(times, (repeats(times.sum(axis=0).min(), seconds), 1))
+    return np.array(lasting_of_ranks(list(times.T), seconds)).T
 
 
 def lasting_of_ranks(own: Sequence[np.ndarray], seconds: float) -> list[np.ndarray]:
