@@ -302,8 +302,10 @@ cdef class SharedBlocks(SharedExchangePort):
     ) noexcept nogil:
         """Write the mean of so many elements of an array, from this byte of a vector on."""
         cdef Py_ssize_t bytes = n * self.layout.itemsize[i]
-        cdef int k, takers = 0
+        cdef int k, own = 0, takers = 0
         for k in range(size):
+            if members[k] == self.rank:
+                own = takers
             self.vectors[k] = self.sources[k] + begin
             if self.elsewhere and self.shares[k] != 0 and self._shows_elsewhere(members[k], i):
                 self._copy_from(members[k], self.stage + k * self.piece, self.vectors[k], bytes)
@@ -323,6 +325,8 @@ cdef class SharedBlocks(SharedExchangePort):
                 return
             self.means[0] = self.stage + size * self.piece
             takers = 1
+        if own < takers:  # a long mean is copied from the first
+            self.means[0], self.means[own] = self.means[own], self.means[0]
         self.layout.space.mean(
             i, self.means, takers, <const char **>self.vectors, self.shares, size, n)
         if not self.elsewhere:
