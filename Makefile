@@ -43,7 +43,7 @@ SOURCES := $(wildcard setup.py $(foreach folder,\
 	collectives/memory collectives/protocols collectives/recording collectives/exchange collectives/exchange/* collectives/engine wagma/simulation wagma/wpsgd,\
 	$(folder)/*.pyx $(folder)/*.pxd $(folder)/*.py $(folder)/*.h))
 
-.PHONY: help train check test test-extra test-openmpi test-cuda-mpi test-delays tree bench figures lint docs dist clean
+.PHONY: help train check test test-extra test-openmpi test-cuda-mpi test-delays test-slurm tree bench figures lint docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -54,6 +54,7 @@ help:
 	@echo "make test-openmpi  the same with Open MPI, in .venv-openmpi; ARGS=--brief for less"
 	@echo "make test-cuda-mpi  tests of devices with a CUDA-aware MPI, in .venv-cuda-mpi; no GPU needed"
 	@echo "make test-delays  tests of averages in shared memory with random delays at all hand-overs"
+	@echo "make test-slurm  jobs on a Slurm of two virtual nodes, which needs root, slurm-wlm and munge"
 	@echo "make bench   measure; ARGS go to the benchmarks"
 	@echo "make figures draw the papers' figures in docs/figures from the results"
 	@echo "make lint    check the style, the types and the stubs"
@@ -98,6 +99,10 @@ test-delays:
 	@find build/delays ! -newer tests/delays.h \( -name '*.so' -o -name built \) -delete
 	@CFLAGS='-include $(CURDIR)/tests/delays.h' $(MAKE) --no-print-directory test $(DELAYS) \
 		ARGS='$(or $(ARGS),$(DELAYED))'
+
+# The module's name is not one that pytest collects by itself.
+test-slurm: $(VENV)/built
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q --timeout=600 tests/slurm/jobs.py $(ARGS)
 
 tree:
 	@find $(SHOWN) -name __pycache__ -prune -o -type d -exec mkdir -p $(TREE)/{} \;

@@ -1,0 +1,85 @@
+"""The Slurm scripts on a real Slurm of two virtual nodes: `make test-slurm`.
+
+Slurm's limits have minutes, so that these tests take some.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.slurm import cluster as slurm
+
+ROOT = Path(__file__).parents[2]
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+RANKS = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1")
+QUICK = ("--steps", "20")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    if slurm.missing():
+        pytest.skip(slurm.missing())
+    with slurm.running() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Return a directory to submit from, which has all that the scripts need."""
+    for name in (".venv", "slurm"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def submit(cluster, home, *arguments, options=(), **variables):
+    """Submit the script for CPU nodes with arguments for `wagma train`; return the job."""
+    script = "slurm/train-cpu.sbatch"
+    return cluster.submit(*RANKS, *options, script, *arguments, cwd=home, **variables)
+
+
+def output(home, job):
+    return (home / f"wagma-{job}.out").read_text()
+
+
+def started(cluster, home, job, run, steps):
+    """Wait until rank 0 of a run has made so many steps."""
+    records = home / "runs" / run / "rank-0000.jsonl"
+    cluster.wait_until(
+        lambda: records.exists() and len(records.read_text().splitlines()) >= steps,
+        f"{steps} steps of job {job}: {cluster.field(job, 'JobState')}",
+        60,
+    )
+
+
+def test_a_job_trains_on_two_nodes(cluster, home):
+    job = submit(cluster, home, *QUICK, "--name", "plain")
+    assert cluster.wait_for(job, *ENDED, seconds=60) == "COMPLETED", output(home, job)
+    summary = json.loads((home / "runs/plain/summary.json").read_text())
+    assert len(summary["steps_of_rank"]) == 4
+
+
+def test_jobs_of_an_array_have_runs_of_their_own(cluster, home):
+    options = ("--array=1-3", "--output=wagma-%A_%a.out")
+    job = submit(cluster, home, *QUICK, options=options)
+    for index in (1, 2, 3):
+        name = f"{job}_{index}"
+        assert cluster.wait_for(name, *ENDED, seconds=90) == "COMPLETED", output(home, name)
+        assert len(list(home.glob(f"runs/*_{name}/summary.json"))) == 1
+
+
+def test_a_job_without_the_matching_mpi_fails(cluster, home):
+    job = submit(cluster, home, *QUICK, SLURM_MPI_TYPE="none")
+    assert cluster.wait_for(job, *ENDED, seconds=60) == "FAILED"
+    assert cluster.field(job, "ExitCode") == "2:0"
+    assert "MPI made each of the job's 4 tasks" in output(home, job)
+
+
+def test_a_cancelled_job_saves_its_model(cluster, home):
+    job = submit(cluster, home, "--steps", "100000", "--name", "cancelled")
+    started(cluster, home, job, "cancelled", 5)
+    cluster.run("scancel", job)
+    assert cluster.wait_for(job, *ENDED, seconds=60) == "CANCELLED"
+    cluster.wait_until(lambda: not cluster.processes(), "all ranks have ended", 30)
+    assert "stopped by SIGTERM" in output(home, job)
+    assert (home / "runs/cancelled/model.pt").exists()
