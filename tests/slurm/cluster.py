@@ -28,7 +28,7 @@ SlurmctldHost={host}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CredType=cred/munge
 MpiDefault=pmi2
 ProctrackType=proctrack/linuxproc
@@ -200,9 +200,9 @@ class Cluster:
             assert time.monotonic() < end, f"not within {seconds} s: {what}\n{self.said()}"
             time.sleep(0.1)
 
-    def said(self, name: str = "*") -> str:
+    def said(self, name: str = "") -> str:
         """Return the ends of the daemons' logs and outputs."""
-        files = sorted(f for kind in ("log", "out") for f in self.folder.glob(f"{name}*.{kind}"))
+        files = sorted(f for kind in ("log", "out") for f in self.folder.glob(f"*{name}*.{kind}"))
         return "\n".join(f"{each.name}:\n{each.read_text()[-2000:]}" for each in files)
 
 

@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 RANKS = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1")
 QUICK = ("--steps", "20")
+STEPS = 500
+SLOW = ("--steps", str(STEPS), "--step-time", "100")  # at least 50 s
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,20 @@ def started(cluster, home, job, run, steps):
     )
 
 
+def checkpoints(home, run):
+    return list(home.glob(f"runs/{run}/checkpoints/*-step-*"))
+
+
+def complete(home, job, run):
+    """Check that a run was continued, and that each rank has a record of every step."""
+    summary = json.loads((home / f"runs/{run}/summary.json").read_text())
+    assert summary["steps_of_rank"] == 4 * [STEPS], output(home, job)
+    assert json.loads((home / f"runs/{run}/config.json").read_text())["resumed"]
+    for rank in range(4):
+        lines = (home / f"runs/{run}/rank-{rank:04}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [*range(STEPS)]
+
+
 def test_a_job_trains_on_two_nodes(cluster, home):
     job = submit(cluster, home, *QUICK, "--name", "plain")
     assert cluster.wait_for(job, *ENDED, seconds=60) == "COMPLETED", output(home, job)
@@ -65,7 +81,7 @@ def test_jobs_of_an_array_have_runs_of_their_own(cluster, home):
     for index in (1, 2, 3):
         name = f"{job}_{index}"
         assert cluster.wait_for(name, *ENDED, seconds=90) == "COMPLETED", output(home, name)
-        assert len(list(home.glob(f"runs/*_{name}/summary.json"))) == 1
+        assert len(list(home.glob(f"runs/job-{name}/summary.json"))) == 1
 
 
 def test_a_job_without_the_matching_mpi_fails(cluster, home):
@@ -75,11 +91,43 @@ def test_a_job_without_the_matching_mpi_fails(cluster, home):
     assert "MPI made each of the job's 4 tasks" in output(home, job)
 
 
-def test_a_cancelled_job_saves_its_model(cluster, home):
+def test_a_cancelled_job_saves_a_checkpoint_and_does_not_run_again(cluster, home):
     job = submit(cluster, home, "--steps", "100000", "--name", "cancelled")
     started(cluster, home, job, "cancelled", 5)
     cluster.run("scancel", job)
     assert cluster.wait_for(job, *ENDED, seconds=60) == "CANCELLED"
     cluster.wait_until(lambda: not cluster.processes(), "all ranks have ended", 30)
     assert "stopped by SIGTERM" in output(home, job)
-    assert (home / "runs/cancelled/model.pt").exists()
+    assert len(checkpoints(home, "cancelled")) == 1
+    assert not cluster.run("squeue", "-h", "-j", job).stdout
+
+
+def test_a_job_is_requeued_near_its_time_limit_until_it_is_done(cluster, home):
+    job = submit(cluster, home, *SLOW, "--name", "long", options=("--time=2",))
+    assert cluster.wait_for(job, *ENDED, seconds=400) == "COMPLETED", output(home, job)
+    assert int(cluster.field(job, "Restarts")) >= 1
+    complete(home, job, "long")
+
+
+def test_a_job_goes_on_after_the_death_of_a_node(cluster, home):
+    options = ("--checkpoint-every", "50", "--name", "node")
+    job = submit(cluster, home, *SLOW, *options)
+    started(cluster, home, job, "node", 120)
+    cluster.kill_node("n2")
+    try:
+        cluster.wait_for(job, "PENDING", seconds=90)
+    finally:
+        cluster.start_node("n2")
+    assert cluster.wait_for(job, *ENDED, seconds=200) == "COMPLETED", output(home, job)
+    complete(home, job, "node")
+
+
+def test_a_preempted_job_goes_on_later(cluster, home):
+    job = submit(cluster, home, *SLOW, "--name", "preempted", options=("--exclusive",))
+    started(cluster, home, job, "preempted", 20)
+    options = ("--partition=urgent", "--exclusive", "--nodes=2", "--output=/dev/null")
+    urgent = cluster.submit(*options, "--wrap", "true", cwd=home)
+    assert cluster.wait_for(urgent, *ENDED, seconds=120) == "COMPLETED"
+    assert cluster.wait_for(job, *ENDED, seconds=200) == "COMPLETED", output(home, job)
+    assert int(cluster.field(job, "Restarts")) >= 1
+    complete(home, job, "preempted")
