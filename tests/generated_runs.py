@@ -18,6 +18,8 @@ class Run:
         parts: of the ranks' own steps, by name.
         averaging: seconds of averaging without waiting.
         queued: seconds in which a rank waited for a core, which are in "gradient".
+        throttled, gpu: seconds for which a rank's cgroup was stopped, and why its GPU's clock was
+            lower.
         samples, elements, work: as in the records; no work: none is told.
     """
 
@@ -29,6 +31,8 @@ class Run:
         }
         self.averaging = np.full(self.shape, AVERAGING)
         self.queued = np.zeros(self.shape)
+        self.throttled = np.zeros(self.shape)
+        self.gpu = np.zeros(self.shape, dtype=int)
         self.samples = np.full(self.shape, 32)
         self.elements = np.full(self.shape, 32 * 64)
         self.work = None
@@ -81,6 +85,8 @@ class Run:
             "cpu_s": computed - queued,
             "queued_s": queued,
             "faults": 0,
+            "throttled_s": float(self.throttled[step, rank]),
+            "gpu_reasons": int(self.gpu[step, rank]),
             "delay_s": of["delay"],
             "average_s": float(waiting + self.averaging[step, rank]),
             "waiting_s": float(waiting),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 
 import generated_runs
 import numpy as np
@@ -102,6 +103,53 @@ def test_where_the_processor_was_lost_is_outside_the_process(tmp_path):
     lost = found.excess["outside"]
     assert lost == pytest.approx(STEPS * 0.08, rel=0.1)
     assert abs(found.excess["gradient"]) < 0.1 * lost
+
+
+def test_a_processor_limit_is_outside_the_process_if_the_kernel_counts_no_queue(tmp_path):
+    """The cgroup's time is of several processors, and told every tenth step."""
+    run = Run(0)
+    run.prolong("gradient", 0.08, 4)
+    run.queued[:, 4] = 0.08
+    run.throttled[9::10, 4] = 10 * 3 * 0.08
+    (found,) = report.of(without_queues(run, tmp_path / "run")).stragglers
+    assert (found.ranks, found.part) == ((4,), "outside")
+    assert found.excess["outside"] == pytest.approx(STEPS * 0.08, rel=0.1)
+    assert found.throttled_s == pytest.approx(STEPS * 3 * 0.08)
+    (line,) = text.limits(found)
+    assert line.startswith("its cgroup's limit on processors stopped it for 96.00 s")
+
+
+def without_queues(run, path):
+    """Write a run of a kernel that does not count what a thread has waited for a core."""
+    run.write(path)
+    for file in path.glob("rank-*.jsonl"):
+        records = [json.loads(line) | {"queued_s": 0.0} for line in file.open()]
+        file.write_text("".join(json.dumps(each) + "\n" for each in records))
+    return path
+
+
+def test_a_gpu_that_lowers_its_clock_is_outside_the_process(tmp_path):
+    """All GPUs reach their power caps; one becomes hot, and slow."""
+    run = Run(0)
+    run.gpu[:] = 0x04
+    run.prolong("gradient", 0.08, 1, slice(300, None))
+    run.gpu[300:, 1] |= 0x20
+    run.gpu[:300, 1] = 0
+    (found,) = report.of(run.write(tmp_path / "run")).stragglers
+    assert found.gpu_reasons == {"temperature": pytest.approx(1.0, abs=0.01)}
+    assert [*text.limits(found)] == [
+        "its GPU lowered its clock: temperature (in 100 % of its slow steps)"
+    ]
+    assert found.throttled_s == 0
+
+
+def test_a_gpu_that_alone_lowers_its_clock_loses_its_excess_outside(tmp_path):
+    run = Run(0)
+    generated_runs.from_step_300(run)
+    run.gpu[300:, 1] = 0x20
+    (found,) = report.of(run.write(tmp_path / "run")).stragglers
+    assert found.part == "outside" and found.excess["gradient"] < 0.1 * found.excess["outside"]
+    assert found.excess["outside"] == pytest.approx(100 * 0.08, rel=0.1)
 
 
 def test_a_rank_that_averages_slowly_is_named(tmp_path):
@@ -511,6 +559,42 @@ def test_a_run_that_is_still_written_is_read_to_its_last_whole_line(tmp_path):
     file = path / "rank-0002.jsonl"
     file.write_text(file.read_text()[:-30])
     assert report.of(path).compared == STEPS - 1
+
+
+def test_a_long_run_takes_little_memory(tmp_path):
+    """In bytes of each step and rank: 100,000 steps of 8 ranks take 64 MB, and less than 100 MB."""
+    steps = 20 * records.LINES + 5
+    path = Run(0, steps=steps, ranks=1).write(tmp_path / "run")
+    tracemalloc.start()
+    recorded = records.read(path)
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert recorded.counts == (steps,)
+    assert kept < 80 * steps
+    assert most < 120 * steps + 8192 * records.LINES
+
+
+def test_records_are_read_as_they_are_however_many_there_are(tmp_path):
+    """Also at the ends of what is read at once; null is 0, and so is what is not recorded."""
+    file = tmp_path / "rank-0000.jsonl"
+    for count in (0, 1, records.LINES, records.LINES + 1):
+        written = [{"compute_s": step, "delay_s": 0, "loss": None} for step in range(count)]
+        file.write_text("".join(json.dumps(each) + "\n" for each in written) + '{"compute_s')
+        columns = records.columns_of(file, ("compute_s", "loss", "new"))
+        assert columns["compute_s"].tolist() == list(range(count))
+        assert np.isnan([columns["loss"], columns["new"]]).all()
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    path = Run(0, steps=records.LINES + 10, ranks=2).write(tmp_path / "run")
+    file = path / "rank-0000.jsonl"
+    lines = file.read_text().splitlines()
+    for wrong in ('{"step": 3}', "1, 2", '{"compute_s": null, "delay_s": 0}', "{"):
+        lines[records.LINES + 4] = wrong
+        file.write_text("\n".join(lines) + "\n")
+        message = f"line {records.LINES + 5}: no record with compute_s and delay_s"
+        with pytest.raises(ValueError, match=message):
+            report.of(path)
 
 
 @pytest.mark.parametrize(

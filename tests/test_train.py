@@ -30,6 +30,7 @@ from wagma.tasks.digits import small_cnn
 from wagma.train import log_end, lost, outcome_in_words
 
 RANKS = 4
+CPU = torch.device("cpu")
 SETTINGS = ["--steps", 125, "--seed", 3, "--algorithm", "wagma:wait=group"]
 UNEVEN = ["--step-time", 2, "--imbalance", "cloud", "--imbalance-scale", 0.05, "--slow-rank", "1:3"]
 STATISTICS = Statistics(*(0,) * 5, (), *(0,) * 6)
@@ -50,6 +51,8 @@ RECORD = {
     "cpu_s",
     "queued_s",
     "faults",
+    "throttled_s",
+    "gpu_reasons",
     "delay_s",
     "average_s",
     "waiting_s",
@@ -142,7 +145,7 @@ def test_the_parts_of_a_rank_s_own_work_are_told_with_what_the_thread_has_used()
             return Used(0.5 * count, 0.25 * count)
 
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    stopwatch = Stopwatch(sgd, lambda: next(times), Counting())
+    stopwatch = Stopwatch(sgd, lambda: next(times), Counting(CPU))
     stopwatch.loaded()
     stopwatch.computed()
     stopwatch.delayed()

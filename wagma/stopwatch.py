@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from collectives.timeline import told
+from wagma.throttling import Cgroup, Gpu, Limited, Throttling
 
 SCHEDULED = "/proc/thread-self/schedstat"
 
@@ -30,9 +31,14 @@ class Used(NamedTuple):
 
 
 class Thread:
-    """The thread that constructs it, as the kernel sees it; the same thread makes all calls."""
+    """The thread that constructs it, as the kernel sees it; the same thread makes all calls.
 
-    def __init__(self) -> None:
+    Args:
+        device: where it trains.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._throttling = Throttling(Cgroup(), Gpu(device))
         self._scheduled = None
         # Not the process's: its other threads wait for messages, which takes time, too.
         with contextlib.suppress(OSError):  # of a kernel without these counts
@@ -48,6 +54,10 @@ class Thread:
     def faults(self) -> int:
         """Return how many of its page faults have waited for a disk."""
         return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+
+    def limited(self) -> Limited:
+        """Return how its process was limited since the last call."""
+        return self._throttling.limited()
 
 
 class Stopwatch:
@@ -75,7 +85,7 @@ class Stopwatch:
         clock: Callable[[], float] = time.perf_counter,
         thread: Thread | None = None,
     ) -> None:
-        self.clock, self.thread = clock, thread or Thread()
+        self.clock, self.thread = clock, thread or Thread(device_of(local_optimizer))
         self.start()
         self._hooks = [
             local_optimizer.register_step_pre_hook(lambda *_: self.averaged()),
@@ -100,7 +110,8 @@ class Stopwatch:
         return self.thread.faults() - self._faults
 
     def times(self) -> dict[str, float]:
-        """Return the metrics' fields of the rank's own work in the step."""
+        """Return the metrics' fields of the rank's own work in the step, once for each."""
+        limited = self.thread.limited()
         return {
             "compute_s": self.compute,
             "data_s": self.data,
@@ -108,6 +119,8 @@ class Stopwatch:
             "cpu_s": self.cpu,
             "queued_s": self.queued,
             "faults": self.faults,
+            "throttled_s": limited.throttled,
+            "gpu_reasons": limited.gpu,
             "delay_s": self.delay,
         }
 
@@ -148,3 +161,9 @@ class Stopwatch:
         told(name, last, self._last)
         self._used = self.thread.used()
         return self._last - last
+
+
+def device_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Return where an optimizer's parameters are."""
+    device: torch.device = optimizer.param_groups[0]["params"][0].device
+    return device

@@ -92,7 +92,7 @@ def kinds() -> dict[str, Callable[[Path], Page]]:
     """Return what makes the page of a directory that has a file of this name."""
     from wagma.html import comparison, simulation
 
-    return {"comparison.json": comparison.page, "simulation.json": simulation.page}
+    return {comparison.FILE: comparison.page, simulation.FILE: simulation.page}
 
 
 def write(directory: Path, found: Report | None = None) -> Path:

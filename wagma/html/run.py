@@ -16,7 +16,7 @@ from wagma.html.charts import LEGEND_RANKS, Chart, bars, heat_map, lines
 from wagma.html.page import Page, Section, settings_table, table_of
 from wagma.plots import COLOURS, LABELS, unit_of
 from wagma.report import Report, text
-from wagma.report.records import records_of
+from wagma.report.records import columns_of
 from wagma.runs import in_words, share
 
 POINTS = 250  # of a rank's curve
@@ -58,7 +58,7 @@ def read(directory: Path) -> Run:
     """Read a run's files."""
     made = {}
     for path in sorted(directory.glob("rank-*.jsonl"), key=number_of):
-        columns = columns_of(path)
+        columns = metrics_of(path)
         if len(columns["elapsed_s"]):
             made[number_of(path)] = columns
     settings, summary = (read_json(directory / f"{name}.json") for name in ("config", "summary"))
@@ -70,14 +70,11 @@ def number_of(path: Path) -> int:
     return int(path.stem.removeprefix("rank-"))
 
 
-def columns_of(path: Path) -> Records:
+def metrics_of(path: Path) -> Records:
     """Return a rank's metrics by name."""
-    records = records_of(path)
-    columns = {
-        name: np.array([each.get(name) for each in records], dtype=float) for name in COLUMN_NAMES
-    }
-    timely = [np.nan if each["synchronized"] else float(each["timely"]) for each in records]
-    return columns | {"timely": np.array(timely)}
+    columns = columns_of(path, (*COLUMN_NAMES, "timely", "synchronized"))
+    together = columns.pop("synchronized") == 1
+    return columns | {"timely": np.where(together, np.nan, columns["timely"])}
 
 
 def page(directory: Path, found: Report | None) -> Page:

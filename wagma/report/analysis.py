@@ -13,6 +13,7 @@ from wagma.report import records, slow
 from wagma.report.findings import Cost, Imbalance, Rank, Remedy, Report, Straggler
 from wagma.report.price import Job, NotSimulated
 from wagma.report.records import Recorded
+from wagma.throttling import REASONS
 
 __all__ = ["Compared", "compared", "of"]
 
@@ -124,7 +125,7 @@ def scale_of(recorded: Recorded) -> tuple[np.ndarray, str | None]:
     Returns:
         A float64 array of shape (steps, ranks), and None if they can be.
     """
-    one = np.ones((recorded.compared, len(recorded.ranks)))
+    one = np.broadcast_to(1.0, (recorded.compared, len(recorded.ranks)))
     if len(recorded.ranks) < 2:
         return one, "there is one rank"
     if recorded.compared < slow.ENOUGH:
@@ -134,7 +135,7 @@ def scale_of(recorded: Recorded) -> tuple[np.ndarray, str | None]:
         return np.median(told) / told, None
     if is_equal(elements) and is_equal(samples):
         return one, None
-    per_sample = np.divide(elements, samples, out=np.zeros_like(one), where=samples > 0)
+    per_sample = np.divide(elements, samples, out=np.zeros(one.shape), where=samples > 0)
     if is_equal(per_sample) and samples.all():
         return np.median(samples) / samples, None
     return one, (
@@ -180,6 +181,8 @@ def named(recorded: Recorded, own: np.ndarray, scale: np.ndarray) -> list[Stragg
                 every=first.every,
                 part=main_part(recorded, excess),
                 excess=excess,
+                throttled_s=float(np.mean(recorded.column("throttled_s")[:, ranks].sum(axis=0))),
+                gpu_reasons=gpu_reasons(recorded, group, others),
                 cost=None,
             )
         )
@@ -218,7 +221,7 @@ def groups_of(found: list[slow.Found], nodes: Sequence[str | None]) -> list[list
 
 
 def excess_of(
-    recorded: Recorded, slow_ranks: Sequence[int], others: Sequence[int], scale: np.ndarray
+    recorded: Recorded, slow_ranks: list[int], others: list[int], scale: np.ndarray
 ) -> Mapping[str, float]:
     """Return by how many seconds the steps of slow ranks took longer, by part.
 
@@ -231,20 +234,49 @@ def excess_of(
 
     def excess(times: np.ndarray) -> float:
         times = times * scale
-        usual = np.median(times[:, list(others)], axis=1)
-        return float((times[:, list(slow_ranks)].mean(axis=1) - usual).sum())
+        usual = np.median(times[:, others], axis=1)
+        return float((times[:, slow_ranks].mean(axis=1) - usual).sum())
 
     inside = {name: excess(recorded.part(name)) for name in COMPUTE}
     found = {name: excess(recorded.part(name)) for name in ("delay", "averaging", "other")}
     computed = sum(inside.values())
     outside = 0.0
     if recorded.detailed and computed > 0:
-        swapped = recorded.column("faults")[:, list(slow_ranks)].mean() > FAULTS
         idle = recorded.column("compute_s") - recorded.column("cpu_s")
-        lost = excess(idle if swapped else recorded.column("queued_s"))
-        outside = min(max(0.0, lost), computed)
+        swapped = recorded.column("faults")[:, slow_ranks].mean() > FAULTS
+        queued, throttled = map(recorded.column, ("queued_s", "throttled_s"))
+        # Of all processors, and told once in many steps: it is bounded by what this one lost.
+        lost = max(excess(queued), min(excess(throttled), excess(idle)))
+        lost = excess(idle) if swapped else lost
+        lowered = recorded.column("gpu_reasons") > 0
+        alone = lowered[:, slow_ranks].mean(axis=1) > np.median(lowered[:, others], axis=1)
+        lost = max(0.0, lost) + max(0.0, excess(recorded.part("gradient") * alone[:, None]))
+        outside = min(lost, computed)
     left = 1 - outside / computed if computed > 0 else 1.0
     return {name: seconds * left for name, seconds in inside.items()} | found | {"outside": outside}
+
+
+def gpu_reasons(
+    recorded: Recorded, group: list[slow.Found], others: list[int]
+) -> Mapping[str, float]:
+    """Return why the GPUs of slow ranks lowered their clocks, and the others' did not.
+
+    Args:
+        recorded: the run's records.
+        group: the slow ranks.
+        others: indices of the ranks that they are compared with.
+
+    Returns:
+        By reason the share of the slow steps, where it is more than the others' share of theirs.
+    """
+    bits = recorded.column("gpu_reasons").astype(np.int64)
+    shares = {}
+    for bit, name in REASONS.items():
+        has = bits & bit > 0
+        share = float(np.mean([has[each.slow, each.rank].mean() for each in group]))
+        if share > np.median(has[:, others].mean(axis=0)):
+            shares[name] = share
+    return shares
 
 
 def main_part(recorded: Recorded, excess: Mapping[str, float]) -> str | None:
@@ -272,7 +304,7 @@ def numbers(recorded: Recorded, own: np.ndarray) -> tuple[Rank, ...]:
                 steps=recorded.counts[rank],
                 median_s=float(np.median(own[:, rank])),
                 ratio=float(np.median(ratios)),
-                seconds={k: float(v.mean()) for k, v in recorded.parts[rank].items()},
+                seconds={k: float(v.mean()) for k, v in recorded.parts(rank).items()},
             )
         )
     return tuple(ranks)

@@ -85,6 +85,10 @@ class Straggler:
             if the parts are not recorded.
         excess: seconds by which its steps took longer than the others' median, by part, summed over
             all steps; of a node, the mean of its ranks. Those "outside" are not in other parts.
+        throttled_s: seconds for which its cgroup's limit stopped processes, on all processors
+            together; of a node, the mean of its ranks.
+        gpu_reasons: why its GPU lowered its clock more often than the others' did: by reason, of
+            `wagma.throttling.REASONS`, the share of its slow steps.
         cost: what it costs the job alone, while other stragglers stay as slow as they are; None if
             the run's method cannot be simulated.
     """
@@ -100,6 +104,8 @@ class Straggler:
     every: int | None
     part: str | None
     excess: Mapping[str, float]
+    throttled_s: float
+    gpu_reasons: Mapping[str, float]
     cost: Cost | None
 
     @property

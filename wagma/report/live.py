@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from wagma.report import slow, text
 from wagma.report.analysis import compared
 from wagma.report.findings import Straggler
-from wagma.report.records import Recorded, of_records
+from wagma.report.records import Recorded, columns_of_records, of_columns
 
 __all__ = ["Watch"]
 
@@ -72,9 +72,11 @@ class Watch:
         if len(common) <= slow.ENOUGH:
             return None
         chosen = {
-            rank: [steps[step] for step in sorted(common)] for rank, steps in made.items() if steps
+            rank: columns_of_records([steps[step] for step in sorted(common)])
+            for rank, steps in made.items()
+            if steps
         }
-        return of_records(self.run, self.config, chosen, since_first=True)
+        return of_columns(self.run, self.config, chosen, since_first=True)
 
 
 def severity(each: Straggler) -> float:

@@ -216,9 +216,10 @@ def thinned(recorded: Recorded) -> tuple[int, np.ndarray]:
     over the others in its steps.
     """
     ranks = range(len(recorded.ranks))
-    exchanges = [float(np.median(parts["averaging"])) for parts in recorded.parts]
-    excess = np.maximum(0.0, np.array(exchanges) - np.median(exchanges))
-    own = [recorded.own(rank) - recorded.parts[rank]["averaging"] + excess[rank] for rank in ranks]
+    averaging = [recorded.parts(rank)["averaging"] for rank in ranks]
+    exchanges = np.array([float(np.median(each)) for each in averaging])
+    excess = np.maximum(0.0, exchanges - np.median(exchanges))
+    own = [recorded.own(rank) - averaging[rank] + excess[rank] for rank in ranks]
     if recorded.limit is not None:
         return 1, np.array(lasting_of_ranks(own, recorded.limit)).T
     times = np.array([each[: recorded.compared] for each in own]).T

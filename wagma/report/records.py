@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,17 +16,19 @@ import numpy as np
 from wagma.methods import DEFAULT
 from wagma.simulation import steps
 
-__all__ = ["Recorded", "of_records", "read"]
+__all__ = ["Recorded", "columns_of", "columns_of_records", "of_columns", "read"]
 
 SYNCHRONOUS = "allreduce"  # what a table of step times is assumed to be of
 UNEQUAL = 1.05  # numbers of steps that ranks have made in the same time
 # What is read of each record; what older runs have not recorded is 0.
 NEEDED = "compute_s", "delay_s"
 OTHERS = (
-    *("data_s", "optimizer_s", "cpu_s", "queued_s", "faults"),
+    *("data_s", "optimizer_s", "cpu_s", "queued_s", "faults", "throttled_s", "gpu_reasons"),
     *("average_s", "waiting_s", "elapsed_s", "samples", "elements", "work"),
 )
-DETAILED = "queued_s"  # is recorded together with all others
+COLUMNS = (*NEEDED, *OTHERS)
+DETAILED = "queued_s"  # is recorded together with the parts of a step
+LINES = 512  # that are read at once: records take far more memory than columns
 
 
 @dataclass(frozen=True)
@@ -82,14 +87,18 @@ class Recorded:
         """Return a column of all ranks: float64 array of shape (compared steps, ranks)."""
         return np.array([columns[name][: self.compared] for columns in self.columns]).T
 
-    @cached_property
-    def parts(self) -> tuple[dict[str, np.ndarray], ...]:
-        """The seconds of each rank's steps by part, as `findings.PARTS`, and "waiting"."""
-        return tuple(map(parts_of, self.columns))
+    def parts(self, rank: int) -> dict[str, np.ndarray]:
+        """Return the seconds of a rank's steps by part, as `findings.PARTS`, and "waiting".
+
+        Args:
+            rank: the index in `ranks`.
+        """
+        return parts_of(self.columns[rank])
 
     def part(self, name: str) -> np.ndarray:
         """Return a part of all ranks' steps: float64 array of shape (compared steps, ranks)."""
-        return np.array([parts[name][: self.compared] for parts in self.parts]).T
+        each = [parts_of(columns)[name][: self.compared] for columns in self.columns]
+        return np.array(each).T
 
     def own(self, rank: int) -> np.ndarray:
         """Return the seconds of a rank's own steps, without waiting: shape (steps,).
@@ -97,8 +106,9 @@ class Recorded:
         Args:
             rank: the index in `ranks`.
         """
-        own = [seconds for name, seconds in self.parts[rank].items() if name != "waiting"]
-        return np.sum(own, axis=0)
+        parts = self.parts(rank)
+        del parts["waiting"]
+        return np.sum([*parts.values()], axis=0)
 
 
 def parts_of(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -134,35 +144,62 @@ def read(path: Path) -> Recorded:
     if not files:
         raise ValueError(f"{path} has no rank-*.jsonl: is it a run of wagma train?")
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    everything = {int(file.stem.removeprefix("rank-")): records_of(file) for file in files}
-    made = {rank: records for rank, records in everything.items() if records}
+    made = {}
+    for file in files:
+        columns = columns_of(file)
+        if len(columns["compute_s"]):
+            made[int(file.stem.removeprefix("rank-"))] = columns
     if not made:
         raise ValueError(f"{path} has no steps")
-    return of_records(path, config, made)
+    return of_columns(path, config, made)
 
 
-def of_records(
+def of_columns(
     path: Path,
     config: dict[str, Any],
-    made: dict[int, list[dict[str, Any]]],
+    made: dict[int, dict[str, np.ndarray]],
     since_first: bool = False,
 ) -> Recorded:
     """Return the records of a run.
 
     Args:
         path, config: as of `Recorded`.
-        made: the records of each rank that has made steps.
+        made: of each rank that has made steps `COLUMNS`, as `columns_of` returns them.
         since_first: whether the steps are the last ones only; of the first of them, it is not known
             when it began, and it is left out.
     """
-    detailed = all(DETAILED in records[0] for records in made.values())
-    columns = tuple(columns_of(records, detailed) for records in made.values())
-    if since_first:
-        for each in columns:
-            each["elapsed_s"] -= each["elapsed_s"][0]
-        columns = tuple({name: of[1:] for name, of in each.items()} for each in columns)
+    detailed = not any(np.isnan(each[DETAILED][0]) for each in made.values())
+    columns = tuple(cleaned(each, detailed, since_first) for each in made.values())
     wall = config.get("seconds") or max(each["elapsed_s"][-1] for each in columns)
     return Recorded(path, config, tuple(made), columns, float(wall), detailed)
+
+
+def cleaned(
+    columns: dict[str, np.ndarray], detailed: bool, since_first: bool
+) -> dict[str, np.ndarray]:
+    """Return a rank's columns without NaN.
+
+    Args:
+        columns, since_first: as for `of_columns`.
+        detailed: as of `Recorded`; else averaging counts as waiting.
+    """
+    made = {
+        name: compact(np.nan_to_num(of)) if np.isnan(of).any() else of
+        for name, of in columns.items()
+    }
+    if not detailed:
+        made["waiting_s"] = made["average_s"]
+    if since_first:
+        made["elapsed_s"] = made["elapsed_s"] - made["elapsed_s"][0]
+        made = {name: of[1:] for name, of in made.items()}
+    return made
+
+
+def compact(column: np.ndarray) -> np.ndarray:
+    """Return a column, without memory for its steps if all have one value, or NaN."""
+    if len(column) and np.array_equal(column, np.broadcast_to(column[0], column.shape), True):
+        return np.broadcast_to(column[0].copy(), column.shape)
+    return column
 
 
 def of_table(path: Path, times: np.ndarray) -> Recorded:
@@ -179,30 +216,62 @@ def of_table(path: Path, times: np.ndarray) -> Recorded:
     return Recorded(path, {}, tuple(range(times.shape[1])), columns, None, False)
 
 
-def records_of(file: Path) -> list[dict[str, Any]]:
-    """Return a rank's records; the last line may be incomplete while the rank is writing."""
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
-    records = []
-    for number, line in enumerate(lines, 1):
+def columns_of(file: Path, names: Sequence[str] = COLUMNS) -> dict[str, np.ndarray]:
+    """Return columns of a rank's records, with at most 8 bytes for each step and name.
+
+    The last line may be incomplete while the rank is writing.
+
+    Args:
+        file: the rank's.
+        names: fields of the records.
+
+    Returns:
+        By name a float64 array of shape (steps,): NaN for null, and where it is not recorded.
+
+    Raises:
+        ValueError: a line is no record; the message names it.
+        OSError: the file cannot be read.
+    """
+    parts, before = [columns_of_records([], names)], 0
+    with file.open("rb") as lines:
+        while some := list(itertools.islice(lines, LINES)):
+            if not some[-1].endswith(b"\n"):
+                some.pop()
+            parts.append(columns_of_records(records_of(some, file, before), names))
+            before += len(some)
+    return {name: compact(np.concatenate([each.pop(name) for each in parts])) for name in names}
+
+
+def records_of(lines: Sequence[bytes], file: Path, before: int) -> list[dict[str, Any]]:
+    """Return the records of some lines.
+
+    Args:
+        lines: all of which are whole.
+        file, before: theirs, and how many lines are before them, for an error.
+    """
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return checked(json.loads(b"[%s]" % b",".join(lines)))  # faster than line by line
+    for number, line in enumerate(lines, before + 1):
         try:
-            record = json.loads(line)
-            for name in NEEDED:
-                float(record[name])
+            checked([json.loads(line)])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{file}, line {number}: no record with {' and '.join(NEEDED)}"
-            ) from error
-        records.append(record)
+            needed = " and ".join(NEEDED)
+            raise ValueError(f"{file}, line {number}: no record with {needed}") from error
+    raise ValueError(f"{file}: lines {before + 1} to {before + len(lines)} are no records")
+
+
+def checked(records: list[Any]) -> list[dict[str, Any]]:
+    """Return records, each of which has what is needed, or raise."""
+    for name in NEEDED:
+        for each in records:
+            float(each[name])
     return records
 
 
-def columns_of(records: list[dict[str, Any]], detailed: bool) -> dict[str, np.ndarray]:
-    """Return a rank's columns; of a run without parts, averaging counts as waiting."""
-    names = (*NEEDED, *OTHERS)
-    columns = {
-        name: np.array([each.get(name) or 0.0 for each in records], dtype=np.float64)
-        for name in names
+def columns_of_records(
+    records: Sequence[dict[str, Any]], names: Sequence[str] = COLUMNS
+) -> dict[str, np.ndarray]:
+    """Return records as columns, see `columns_of`."""
+    return {
+        name: np.array([each.get(name) for each in records], dtype=np.float64) for name in names
     }
-    if not detailed:
-        columns["waiting_s"] = columns["average_s"]
-    return columns

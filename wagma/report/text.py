@@ -11,6 +11,7 @@ __all__ = ["columns", "headline", "lines", "remedy_columns"]
 MATTERS = 0.05  # of the throughput
 BEST = 3
 NAMED = 4  # stragglers in a line
+THROTTLED = 0.1  # of the excess: a shorter time does not explain it
 ROWS = 32  # of the table of ranks
 NOTHING = "–"
 
@@ -64,6 +65,7 @@ def lines(report: Report) -> Iterator[str]:
         yield f"insufficient evidence of who is slow: {report.insufficient}"
     for each in report.stragglers:
         yield f"{slowness(each)}; {pattern(each)}"
+        yield from (f"  {line}" for line in limits(each))
         if each.cost:
             yield f"  it costs {cost(each.cost)}"
     if report.cost and len(report.stragglers) > 1:
@@ -82,6 +84,21 @@ def lines(report: Report) -> Iterator[str]:
             f"the run took {report.wall_s:.2f} s, and {report.simulated_s:.2f} s in simulated time "
             f"({report.error:+.1%}): the costs are as uncertain"
         )
+
+
+def limits(each: Straggler) -> Iterator[str]:
+    """Yield what has held a straggler back from outside, as far as it is known."""
+    if each.throttled_s > max(0.0, THROTTLED * sum(each.excess.values())):
+        yield (
+            f"its cgroup's limit on processors stopped it for {each.throttled_s:.2f} s, of all "
+            "processors together"
+        )
+    if each.gpu_reasons:
+        reasons = ", ".join(
+            f"{name} (in {percent(share)} of its slow steps)"
+            for name, share in each.gpu_reasons.items()
+        )
+        yield f"its GPU lowered its clock: {reasons}"
 
 
 def pattern(each: Straggler) -> str:

@@ -17,6 +17,7 @@ from wagma.simulation.gradients import Gradient
 from wagma.simulation.ranks import Communicator
 from wagma.stopwatch import Thread, Used
 from wagma.tasks import contract
+from wagma.throttling import Limited
 from wagma.trainer import Trainer
 
 __all__ = ["Evaluations", "SimulatedTrainer"]
@@ -33,6 +34,9 @@ class Untimed(Thread):
 
     def faults(self) -> int:
         return 0
+
+    def limited(self) -> Limited:
+        return Limited(0.0, 0)
 
 
 class SimulatedTrainer(Trainer):
