@@ -12,7 +12,8 @@ from generated_runs import KINDS, RANKS, STEPS, Run, alike
 from training import TIMEOUT, train_several
 
 from wagma import cli, report
-from wagma.report import analysis, live, price, records, slow, text
+from wagma.report import analysis, exchanged, live, price, records, slow, text
+from wagma.report.exchanged import Exchange
 from wagma.report.findings import PATTERNS, Report
 
 TRACES = pages.ROOT / "benchmarks" / "traces"
@@ -408,7 +409,7 @@ def test_a_report_that_fails_does_not_fail_the_training(tmp_path, monkeypatch, c
 def looked(path, caplog, seconds):
     """Return the warnings of a rank that looks after these seconds."""
     clock = [0.0]
-    watch = live.Watch(path, lambda: clock[0])
+    watch = live.Watch(path, clock=lambda: clock[0])
     caplog.clear()
     with caplog.at_level("INFO", "wagma"):
         for clock[0] in seconds:
@@ -490,6 +491,119 @@ def test_as_many_steps_are_compared_whatever_the_length_of_a_record(tmp_path, mo
     assert live.end_of(file) == [{"step": 0}]
     file.write_text('{"step": 0')
     assert live.end_of(file) == []
+
+
+class Native:
+    """The engine's part of a collective of ranks that are not here."""
+
+    def __init__(self):
+        self.gathered = 0, b""
+
+    def tell_with_operations(self, count):
+        self.numbers = np.zeros(count)
+
+    def tell(self, numbers):
+        self.numbers = numbers.copy()
+        return True
+
+    def told(self, known):
+        return None if known == self.gathered[0] else self.gathered
+
+
+def told_of(run, steps, period, idle=0):
+    """Return the exchange of rank 0, when ranks have averaged once in a period of their steps."""
+    ranks = range(run.shape[1] + idle)
+    exchanges = [Exchange(Native(), [*ranks] if rank == 0 else []) for rank in ranks]
+    natives = [each._native for each in exchanges]
+    spent = run.own() + run.averaging
+    waiting = spent.max(axis=1, keepdims=True) - spent
+    ended = np.cumsum(spent.max(axis=1))
+    for step in range(steps):
+        for rank in ranks[: run.shape[1]]:
+            exchanges[rank].add(run.record(step, rank, float(waiting[step, rank]), ended[step]))
+        if (step + 1) % period == 0:
+            told = b"".join(native.numbers.tobytes() for native in natives)
+            natives[0].gathered = (step + 1) // period, told
+        exchanges[0].look()
+    return exchanges[0]
+
+
+def warned(path, exchange, caplog):
+    """Return what rank 0 says after a minute in which it was told of something."""
+    clock = [0.0]
+    watch = live.Watch(path, exchange, lambda: clock[0])
+    watch.heard = True
+    clock[0] = 61.0
+    caplog.clear()
+    with caplog.at_level("INFO", "wagma"):
+        watch.look()
+    return caplog.messages
+
+
+def configured(directory, ranks=RANKS):
+    """Write the configuration of a run whose other files are on other disks."""
+    path = Run(0, steps=1, ranks=ranks).write(directory / "run")
+    for file in path.glob("rank-*.jsonl"):
+        file.unlink()
+    return path
+
+
+@pytest.mark.parametrize(("period", "steps"), [(1, "steps"), (4, "periods of 4 steps")])
+def test_a_slow_rank_is_warned_of_by_what_ranks_tell_each_other(tmp_path, caplog, period, steps):
+    run = Run(0)
+    generated_runs.data_loading(run)
+    exchange = told_of(run, STEPS, period)
+    assert warned(configured(tmp_path), exchange, caplog) == [
+        f"in the last steps, rank 0 took 1.7 × the others' median in 100 % of {steps}, in data "
+        "loading"
+    ]
+
+
+@pytest.mark.parametrize("kind", [generated_runs.nothing, generated_runs.noise])
+def test_ranks_that_are_alike_and_tell_each_other_are_not_warned_of(tmp_path, caplog, kind):
+    run = Run(0)
+    kind(run)
+    assert warned(configured(tmp_path), told_of(run, STEPS, 2), caplog) == []
+
+
+def test_what_is_told_is_what_is_recorded(tmp_path):
+    """Except what is not told; of a rank that makes no steps there is nothing."""
+    run = Run(0, steps=60)
+    generated_runs.stolen_processor(run)
+    (told, steps) = told_of(run, 60, 1, idle=1).recorded(tmp_path, {})
+    read = records.read(run.write(tmp_path / "run"))
+    assert (steps, told.ranks) == (1, read.ranks)
+    for name in ("compute_s", "data_s", "queued_s", "samples", "work"):
+        np.testing.assert_allclose(told.column(name), read.column(name)[1:], atol=1e-9)
+    for name in ("gradient", "other", "waiting"):
+        np.testing.assert_allclose(told.part(name), read.part(name)[1:], atol=1e-9)
+
+
+def test_the_last_averages_over_all_ranks_are_kept():
+    run = Run(0)
+    run.prolong("gradient", 0.1, 3, slice(0, 150))
+    told, _ = told_of(run, STEPS, 1).recorded(None, {})
+    assert told.compared == exchanged.LAST
+    assert told.column("compute_s")[:, 3].max() < 0.15
+    few = told_of(run, 1, 1)
+    assert few.recorded(None, {}) is None
+
+
+def test_files_are_read_where_ranks_have_told_nothing_new(tmp_path, caplog):
+    """They go on at their own pace, or have told of too few steps yet."""
+    path = made(tmp_path, generated_runs.two_ranks)
+    run = Run(0)
+    generated_runs.data_loading(run)
+    for exchange, heard in ((told_of(run, STEPS, 1), False), (told_of(run, 10, 1), True)):
+        clock = [0.0]
+        watch = live.Watch(path, exchange, lambda: clock[0])  # noqa: B023
+        exchange.look = lambda: False
+        watch.heard, clock[0] = heard, 61.0
+        caplog.clear()
+        with caplog.at_level("INFO", "wagma"):
+            watch.look()
+        (warning,) = caplog.messages
+        assert "rank 2 took 1.6 ×" in warning or "rank 6 took 1.6 ×" in warning
 
 
 # --- production jobs, whose results are published (Lin et al., OSDI 2025)

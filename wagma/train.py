@@ -35,7 +35,8 @@ from wagma.job import (
     from_rank_0,
     meet,
 )
-from wagma.report.live import Watch
+from wagma.report.exchanged import Exchange
+from wagma.report.live import Watch, evenly
 from wagma.report.text import headline
 from wagma.runs import JsonLines, Tally, lost, recorded, summarize, tested_in_words, write_json
 from wagma.tasks import contract, local
@@ -253,11 +254,13 @@ def log_end(tally: Tally, ranks: int) -> None:
 def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent) -> None:
     """Make all steps, and record, count and show them."""
     rank, finite = trainer.rank, True
-    look = watch(trainer, run)
+    exchange = exchange_of(trainer)
+    look = watch(trainer, run, exchange)
     with ExitStack() as stack:
         stack.enter_context(closing(shown))
         metrics = stack.enter_context(JsonLines(run / f"rank-{rank:04}.jsonl"))
         takers = [metrics.write, tally.add, *others(trainer, run, stack)]
+        takers += [] if exchange is None else [exchange.add]
         for record in trainer.steps():
             for take in takers:
                 take(record)
@@ -281,11 +284,19 @@ def others(trainer: Trainer, run: Path, stack: ExitStack) -> Iterator[Callable[[
         yield lambda record: tell({"rank": trainer.rank, **record})
 
 
-def watch(trainer: Trainer, run: Path) -> Callable[[], None]:
+def exchange_of(trainer: Trainer) -> Exchange | None:
+    """Return what tells all ranks of this one's steps; None without warnings, or an engine."""
+    native = getattr(trainer.optimizer.collective, "native", None)
+    if native is None or not trainer.settings.straggler_warnings:
+        return None
+    return Exchange(native, evenly(trainer.size) if trainer.rank == 0 else [])
+
+
+def watch(trainer: Trainer, run: Path, exchange: Exchange | None) -> Callable[[], None]:
     """Return a function to call after each step, which warns of stragglers, on rank 0 if at all."""
     if trainer.rank != 0 or not trainer.settings.straggler_warnings:
         return lambda: None
-    return Watch(run).look
+    return Watch(run, exchange).look
 
 
 def configuration(settings: argparse.Namespace, run: Path, trainer: Trainer, placed: dict) -> dict:

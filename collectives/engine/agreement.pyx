@@ -4,6 +4,7 @@ The MPI mutex is held in every call that calls MPI.
 """
 
 from libc.stdlib cimport free
+from libc.string cimport memcpy
 from mpi4py.libmpi cimport (
     MPI_LONG_LONG,
     MPI_REQUEST_NULL,
@@ -38,6 +39,7 @@ cdef class Agreement:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.steps, self.protocol, self.inquiry = steps, steps.operations, inquiry
         self.request = MPI_REQUEST_NULL
+        self.width = RECORD
         self.records = <long long *>zeroed((RECORD + 2) * self.size, sizeof(long long))
         if self.records == NULL:
             raise MemoryError
@@ -45,6 +47,25 @@ cdef class Agreement:
 
     def __dealloc__(self):
         free(self.records)
+        free(self.told)
+
+    cdef int tell_with_operations(self, int count) except -1:
+        """From now on gather so many numbers of the application as well; all ranks do so at once.
+
+        What it tells follows `RECORD` in `record`. No operation is under way.
+        """
+        cdef int width = RECORD + count
+        cdef long long *records = <long long *>zeroed((width + 2) * self.size, sizeof(long long))
+        cdef double *told = <double *>zeroed(count * self.size, sizeof(double))
+        if records == NULL or told == NULL:
+            free(records)
+            free(told)
+            raise MemoryError
+        free(self.records)
+        free(self.told)
+        self.width, self.records, self.told = width, records, told
+        self.pairs = records + width * self.size
+        return 0
 
     cdef void _record(self, long long *record, int purpose, long long calls) noexcept nogil:
         record[0] = self.protocol.operation
@@ -60,8 +81,8 @@ cdef class Agreement:
         """Begin to gather what each rank has entered, for what purpose, after how many calls."""
         self._record(self.record, purpose, calls)
         check(&self.error, MPI_Iallgather(
-            self.record, RECORD, MPI_LONG_LONG, self.records, RECORD, MPI_LONG_LONG, self.comm,
-            &self.request))
+            self.record, self.width, MPI_LONG_LONG, self.records, self.width, MPI_LONG_LONG,
+            self.comm, &self.request))
 
     cdef bint look(self, int purpose, long long calls) noexcept nogil:
         """Return whether all ranks have just agreed, or begun to leave.
@@ -83,18 +104,25 @@ cdef class Agreement:
 
     cdef void agree_alone(self, int purpose, long long calls) noexcept nogil:
         """Agree as the only rank."""
-        self._record(self.records, purpose, calls)
+        self._record(self.record, purpose, calls)
+        memcpy(self.records, self.record, self.width * sizeof(long long))
         self._agreed()
 
     cdef void _agreed(self) noexcept nogil:
         cdef bint same = True
         cdef bint failed = False
+        cdef int count = self.width - RECORD
         cdef int rank
+        cdef long long *record
         for rank in range(self.size):
-            failed = failed or self.records[RECORD * rank + 4] >= 0
-            self.pairs[2 * rank] = self.records[RECORD * rank]
-            self.pairs[2 * rank + 1] = self.records[RECORD * rank + 1]
-            same = same and self.records[RECORD * rank + 2] == self.records[2]
+            record = self.records + self.width * rank
+            failed = failed or record[4] >= 0
+            self.pairs[2 * rank] = record[0]
+            self.pairs[2 * rank + 1] = record[1]
+            same = same and record[2] == self.records[2]
+            if count > 0:
+                memcpy(self.told + count * rank, record + RECORD, count * sizeof(double))
+        self.tellings += count > 0
         # Different versions to load are different operations, and so are different purposes.
         self.steps.agreed(self.pairs, self.size, self.records[2], not same, failed)
 
@@ -106,19 +134,20 @@ cdef class Agreement:
             return False
         for rank in range(self.size):
             if rank != self.rank:
-                asked += self.records[RECORD * rank + 3]
+                asked += self.records[self.width * rank + 3]
         return self.inquiry.received == asked and self.inquiry.quiet()
 
     cdef calls_made(self):
         """Return how many calls each rank had made when all entered the last operation."""
         cdef int rank
-        return tuple([self.records[RECORD * rank + 5] for rank in range(self.size)])
+        return tuple([self.records[self.width * rank + 5] for rank in range(self.size)])
 
     cdef difference(self):
         """Return the error of a rank whose operation differs from that of other ranks."""
         cdef int rank, i
         entered = by_value(
-            tuple([self.records[RECORD * rank + i] for i in (0, 5, 2)]) for rank in range(self.size)
+            tuple([self.records[self.width * rank + i] for i in (0, 5, 2)])
+            for rank in range(self.size)
         )
         closing = any(kind == CLOSE for kind, _, _ in entered)
         (mine,) = (what for what, ranks in entered.items() if self.rank in ranks)

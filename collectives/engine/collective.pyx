@@ -1,7 +1,10 @@
 """The driver's methods for Python: operations of all ranks, failures and closing."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.string cimport memcpy
 
+from collectives.engine.agreement cimport MOST_TOLD, RECORD
 from collectives.engine.calls cimport (
     CAUGHT_UP,
     LEFT,
@@ -15,10 +18,12 @@ from collectives.engine.waiting cimport wait_for
 from collectives.exchange.mutex cimport (
     mpi_mutex,
     pthread_mutex_lock,
+    pthread_mutex_trylock,
     pthread_mutex_unlock,
 )
 from collectives.memory.handover cimport Handover
 from collectives.protocols.all_ranks cimport (
+    AGREEING,
     AVERAGE,
     CLOSE,
     LOAD,
@@ -85,6 +90,60 @@ cdef class NativeCollective(Driver):
     def begin_collectively(self, str what):
         """Set the purpose, such as "join()", of the operations that all ranks enter; "": none."""
         self.stalls.purpose = PURPOSES[what] if what else NONE
+
+    # What ranks tell each other with operations that they make anyway
+
+    def tell_with_operations(self, int count):
+        """From now on have every operation of all ranks gather so many numbers of each rank.
+
+        All ranks call it after the same operations. Until `tell` they are 0.
+        """
+        if not 0 < count <= MOST_TOLD:
+            raise ValueError(f"count is {count}, not from 1 to {MOST_TOLD}")
+        self.check_usable()
+        self.caller.complete(self)
+        pthread_mutex_lock(&self.lock)
+        try:
+            self.agreement.tell_with_operations(count)
+        finally:
+            pthread_mutex_unlock(&self.lock)
+
+    def tell(self, const double[::1] numbers not None):
+        """Tell these numbers with the next operation of all ranks; return whether it will.
+
+        It never waits: while the engine is at work, or an operation is beginning, the numbers told
+        before are kept.
+        """
+        cdef int count = self.agreement.width - RECORD
+        cdef bint begins
+        if numbers.shape[0] != count:
+            raise ValueError(f"{numbers.shape[0]} numbers are told, not {count}")
+        if pthread_mutex_trylock(&self.lock) != 0:
+            return False
+        begins = self.protocol.stage == AGREEING or self.agreement.counting
+        if not begins:
+            memcpy(&self.agreement.record[<int>RECORD], &numbers[0], count * sizeof(double))
+        pthread_mutex_unlock(&self.lock)
+        return not begins
+
+    def told(self, long long known):
+        """Return what all ranks have told with the last operation, unless it is known.
+
+        Args:
+            known: the number of operations after which it was returned last, at first 0.
+
+        Returns:
+            Their number, and the float64 numbers of rank 0, 1, …, as bytes; None if it is `known`,
+            or the engine is at work, for which it does not wait.
+        """
+        cdef int count = self.agreement.width - RECORD
+        if self.agreement.tellings == known or pthread_mutex_trylock(&self.lock) != 0:
+            return None
+        try:
+            return self.agreement.tellings, PyBytes_FromStringAndSize(
+                <char *>self.agreement.told, count * self.size * sizeof(double))
+        finally:
+            pthread_mutex_unlock(&self.lock)
 
     # Vectors on devices
 

@@ -30,8 +30,9 @@ def add_straggler_warnings(group) -> None:
         "--straggler-warnings",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="warn of a rank that is slow, once a minute at most, from what all ranks have written "
-        "to the run's directory (default: on)",
+        help="warn of a rank that is slow, once a minute at most, from what ranks tell each other "
+        "where they average over all ranks, or else have written to the run's directory "
+        "(default: on)",
     )
 
 

@@ -1,4 +1,8 @@
-"""Warnings of stragglers while a job runs, from what the ranks have written: no message is sent."""
+"""Warnings of stragglers while a job runs, without a message for them.
+
+They are from what the ranks tell each other where they average over all ranks, and where they do
+not, from what they have written to the run's directory.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,11 @@ from typing import Any, BinaryIO
 
 from wagma.report import slow, text
 from wagma.report.analysis import compared
+from wagma.report.exchanged import Exchange
 from wagma.report.findings import Straggler
 from wagma.report.records import Recorded, columns_of_records, of_columns
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "evenly"]
 
 EVERY = 60.0  # seconds
 LAST = 200  # steps that are compared
@@ -31,40 +36,62 @@ class Watch:
     """Looks for stragglers once a minute, on one rank, among all ranks or `RANKS` of them.
 
     Args:
-        run: the run's directory, in which all ranks write.
+        run: the run's directory.
+        exchange: has what the ranks tell each other; None: all ranks write in the directory.
         clock: function that returns the time, in seconds.
     """
 
-    def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.run, self.clock = run, clock
+    def __init__(
+        self,
+        run: Path,
+        exchange: Exchange | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run, self.exchange, self.clock = run, exchange, clock
         self.next = clock() + EVERY
+        self.heard = False
         self.config: dict[str, Any] | None = None
 
     def look(self) -> None:
-        """Log a warning of the slowest rank, if a minute is over and one is slow."""
+        """Log a warning of the slowest rank, if a minute is over and one is slow; after each step.
+
+        Only then is all that ranks tell each other noticed.
+        """
+        if self.exchange is not None:
+            self.heard = self.exchange.look() or self.heard
         if self.clock() < self.next:
             return
         try:
-            found = self.stragglers()
+            found, steps = self.stragglers()
         except Exception as error:  # the ranks may have other disks; it must never fail a job
             log.info("no look for stragglers: %s", error, exc_info=True)
             found = []
         if found:
-            log.warning("in the last steps, %s", text.slowness(max(found, key=severity)))
-        self.next = self.clock() + EVERY
+            log.warning("in the last steps, %s", text.slowness(max(found, key=severity), steps))
+        self.next, self.heard = self.clock() + EVERY, False
 
-    def stragglers(self) -> list[Straggler]:
-        """Return those of the last steps that all ranks have made."""
-        recorded = self.recorded()
+    def stragglers(self) -> tuple[list[Straggler], str]:
+        """Return those of the last steps, and what it is that they take longer for."""
+        recorded, steps = self.recorded()
         if recorded is None:
-            return []
-        return [each for each in compared(recorded).stragglers if severity(each) >= MATTERS]
+            return [], steps
+        found = compared(recorded).stragglers
+        return [each for each in found if severity(each) >= MATTERS], steps
 
-    def recorded(self) -> Recorded | None:
-        """Return the records of the last steps that all ranks have made; None if they are few."""
+    def recorded(self) -> tuple[Recorded | None, str]:
+        """Return records of the last steps, or None if they are few, and what has one record."""
         if self.config is None:
             self.config = json.loads((self.run / "config.json").read_text(encoding="utf-8"))
-        looked_at = evenly(self.config["ranks"])
+        if self.exchange is not None and self.heard:
+            told = self.exchange.recorded(self.run, self.config)
+            if told is not None and told[0].compared > slow.ENOUGH:
+                recorded, steps = told
+                return recorded, "steps" if steps == 1 else f"periods of {steps:g} steps"
+        return self.written(self.config), "steps"
+
+    def written(self, config: dict[str, Any]) -> Recorded | None:
+        """Return the last steps that all ranks have made and written; None if they are few."""
+        looked_at = evenly(config["ranks"])
         ends = {rank: end_of(self.run / f"rank-{rank:04}.jsonl") for rank in looked_at}
         made = {rank: {each["step"]: each for each in records} for rank, records in ends.items()}
         each = [steps.keys() for steps in made.values() if steps]  # some ranks make none
@@ -76,7 +103,7 @@ class Watch:
             for rank, steps in made.items()
             if steps
         }
-        return of_columns(self.run, self.config, chosen, since_first=True)
+        return of_columns(self.run, config, chosen, since_first=True)
 
 
 def severity(each: Straggler) -> float:

@@ -45,11 +45,15 @@ def lose(loss: float) -> str:
     return f"{'lose' if loss >= 0 else 'gain'} {percent(abs(loss))}"
 
 
-def slowness(each: Straggler) -> str:
-    """Return "rank 3 took 2.1 × the others' median in 94 % of steps, in data loading"."""
-    text = (
-        f"{each.name} took {each.ratio:.1f} × the others' median in {percent(each.share)} of steps"
-    )
+def slowness(each: Straggler, steps: str = "steps") -> str:
+    """Return "rank 3 took 2.1 × the others' median in 94 % of steps, in data loading".
+
+    Args:
+        each: who.
+        steps: what was compared, such as "periods of 10 steps".
+    """
+    share = percent(each.share)
+    text = f"{each.name} took {each.ratio:.1f} × the others' median in {share} of {steps}"
     return text if each.part is None else f"{text}, in {PARTS[each.part]}"
 
 
