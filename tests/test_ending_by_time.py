@@ -20,11 +20,11 @@ from wagma import cli, progress
 from wagma.compare import directory_name
 from wagma.evaluation import copy_of, evaluate_kept
 from wagma.methods import METHODS
-from wagma.runs import POINTS, Curve, Tally, summarize
+from wagma.runs import POINTS, Curve, Tally, lasting, summarize
 from wagma.simulation import FREE, MACHINES, Settings, simulate
 from wagma.tasks import local
 from wagma.tasks.contract import Task
-from wagma.trainer import Trainer, lasting
+from wagma.trainer import Trainer
 
 # --- what is counted
 

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -313,6 +313,20 @@ def summarize(tallies: list[Tally], bound: Callable[[list[array], float | None],
         **put_together([tally.report for tally in tallies]),
         "seconds_of_rank": [tally.seconds for tally in tallies],
     }
+
+
+def lasting(seconds: Sequence[Sequence[float] | np.ndarray], limit: float) -> np.ndarray:
+    """Return all ranks' steps, each rank's repeated until they take at least `limit`.
+
+    Args:
+        seconds: for each rank the seconds of its steps, not all 0.
+        limit: in seconds.
+
+    Returns:
+        float64 array of shape (ranks, steps).
+    """
+    count = max(len(each) * (1 + math.ceil(limit / np.sum(each))) for each in seconds)
+    return np.array([np.resize(each, count) for each in seconds])
 
 
 def tested_in_words(summary: dict[str, Any]) -> str:

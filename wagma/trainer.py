@@ -18,6 +18,7 @@ import torch
 from wagma import devices, imbalance
 from wagma.evaluation import Kept, copy_of
 from wagma.job import UsageError, together
+from wagma.runs import lasting
 from wagma.stopwatch import Stopwatch, Thread
 from wagma.tasks import contract, local
 
@@ -306,20 +307,6 @@ class Trainer:
         if delay > 0:
             time.sleep(delay)
             self.stopwatch.delayed()
-
-
-def lasting(seconds: list[array], limit: float) -> np.ndarray:
-    """Return all ranks' steps, each rank's repeated until they take at least `limit`.
-
-    Args:
-        seconds: for each rank the seconds of its steps, not all 0.
-        limit: in seconds.
-
-    Returns:
-        float64 array of shape (ranks, steps).
-    """
-    count = max(len(each) * (1 + math.ceil(limit / sum(each))) for each in seconds)
-    return np.array([np.resize(each, count) for each in seconds])
 
 
 def outcome(result: Any) -> dict:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from wagma import runs
 from wagma.commands.methods import chosen
 from wagma.methods import METHODS, Choice, named
 from wagma.report.findings import Cost, Remedy
@@ -120,7 +121,7 @@ class Job:
     def simulated(self, times: np.ndarray) -> Any:
         """Simulate the run's own method, for the run's number of steps or its time."""
         if self.limit is not None and times.sum(axis=0).min() <= self.limit:
-            times = lasting(times, self.limit)
+            times = lasting([*times.T], self.limit)
         return self.run(self.choice, times, self.machine, self.limit)
 
     def seconds_of(self, result: Any) -> float:
@@ -199,7 +200,7 @@ class Job:
 
     def rate(self, choice: Choice, times: np.ndarray, machine: Machine, seconds: float) -> float:
         """Return the steps per second of all ranks that train for a time."""
-        result = self.run(choice, lasting(times, seconds), machine, seconds)
+        result = self.run(choice, lasting([*times.T], seconds), machine, seconds)
         return float(result.made.sum()) / seconds
 
 
@@ -221,7 +222,7 @@ def thinned(recorded: Recorded) -> tuple[int, np.ndarray]:
     excess = np.maximum(0.0, exchanges - np.median(exchanges))
     own = [recorded.own(rank) - averaging[rank] + excess[rank] for rank in ranks]
     if recorded.limit is not None:
-        return 1, np.array(lasting_of_ranks(own, recorded.limit)).T
+        return 1, lasting(own, recorded.limit)
     times = np.array([each[: recorded.compared] for each in own]).T
     every = math.ceil(times.size / MOST)
     return every, np.ascontiguousarray(times[::every])
@@ -247,23 +248,13 @@ def scaled(machine: Machine, factor: float) -> Machine:
     )
 
 
-def lasting(times: np.ndarray, seconds: float) -> np.ndarray:
-    """Return step times, repeated until each rank's last for `seconds`; shape (steps, ranks)."""
-    return np.array(lasting_of_ranks(list(times.T), seconds)).T
-
-
-def lasting_of_ranks(own: Sequence[np.ndarray], seconds: float) -> list[np.ndarray]:
-    """Return each rank's steps, repeated until those of all ranks last for `seconds`."""
-    count = max(len(each) * repeats(each.sum(), seconds) for each in own)
-    return [np.resize(each, count) for each in own]
-
-
-def repeats(once: float, seconds: float) -> int:
-    """Return how many times steps that last for `once` are made to last for more than `seconds`.
+def lasting(own: Sequence[np.ndarray], seconds: float) -> np.ndarray:
+    """Return each rank's steps, repeated until all last for `seconds`; shape (steps, ranks).
 
     Raises:
-        NotSimulated: they take no time, or next to none.
+        NotSimulated: those of a rank take no time, or next to none.
     """
-    if once * REPEATED < seconds or once <= 0:
+    shortest = min(float(each.sum()) for each in own)
+    if shortest * REPEATED < seconds or shortest <= 0:
         raise NotSimulated("the steps of a rank take next to no time")
-    return math.ceil(seconds / once) + 1
+    return runs.lasting(own, seconds).T
