@@ -365,6 +365,47 @@ def test_a_version_that_others_executed_is_shown_when_they_did():
     assert shown.about["executed by rank"] == 0 and shown.about["staleness"] == 2
 
 
+def peer_message(kind, time, peer, number, what=2, vector=True, awaited=False):
+    return kind, time, 0, [peer, number, 4 * what + 2 * awaited + vector]
+
+
+def test_messages_between_peers_are_marks_with_arrows_and_waits_are_for_the_last(tmp_path):
+    ranks = {"ranks": 3, "clocks": [[0, 0, 0, 0]]}
+    ranks["collectives"] = {
+        "4": {"kind": "NeighborAverage", "identity": 17, "ranks": [2, 1, 0]}  # of the job
+    }
+    sends = [peer_message("sent", at * US, 0, 7 + n) for n, at in enumerate((10, 80))]
+    receives = [
+        peer_message("received", 20 * US, 2, 7, awaited=True),
+        peer_message("received", 30 * US, 1, 7, awaited=True),
+        peer_message("received", 40 * US, 1, 7, 3, vector=False),
+        peer_message("received", 85 * US, 2, 8),
+        ("wait", 15 * US, 20 * US, [0, 0]),
+        ("wait", 50 * US, 9 * US, [0, 0]),
+        call(7, 0, 60 * US),
+    ]
+    made = []
+    for rank, events in ((0, sends), (1, [peer_message("sent", 25 * US, 0, 7)]), (2, receives)):
+        made.append(ring(rank, *[(*each[:4], {"collective": 4}) for each in events], **ranks))
+    timeline = merge.merge(made)
+    names = [each.name for each in timeline.ranks[2].slices if each.track >= merge.MESSAGES]
+    assert names == [
+        "receives model 7 from rank 0",
+        "receives model 7 from rank 1",
+        "receives clock 7 from rank 1",
+        "receives model 8 from rank 0",
+    ]
+    assert timeline.ranks[0].tracks[merge.MESSAGES + 4] == "messages of NeighborAverage 4"
+    arrows = [(each.rank, each.time // US, each.to_time // US) for each in timeline.arrows]
+    assert sorted(arrows) == [(0, 10, 20), (0, 80, 85), (1, 25, 30)]
+    assert {each.to_rank for each in timeline.arrows} == {2}
+    waits = [each.about for each in timeline.ranks[2].slices if each.kind == "wait"]
+    late = [each.get("for rank: how late (µs)") for each in waits]
+    assert late == [{"1": 15.0, "0": 5.0}, None]
+    trace.write(timeline, tmp_path / "trace.json.gz")
+    traces.check(traces.read(tmp_path / "trace.json.gz"))
+
+
 def test_large_groups_take_several_events():
     members = list(range(30))
     first = version(1, 0, US, members[:8])

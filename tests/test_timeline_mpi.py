@@ -1,6 +1,7 @@
 """The timelines of several ranks: recorded around a collective or an optimizer, and merged."""
 
 import time
+from collections import Counter
 from contextlib import nullcontext
 
 import numpy as np
@@ -11,7 +12,11 @@ import traces
 from collectives import (
     GroupAllreduce,
     NeighborAverage,
+    PairwiseAverage,
+    ParameterServer,
     PartialAllreduce,
+    PushSum,
+    QueuedNeighborAverage,
     RankFailedError,
     ReadyGroupAllreduce,
     timeline,
@@ -91,6 +96,52 @@ def test_late_and_timely_calls_are_recorded_with_who_started_them(comm, director
     counters = {each.name for rank in found.ranks.values() for each in rank.counts}
     # They end with the collective's number in its process.
     assert {"staleness", "versions ahead"} <= {name.rstrip("0123456789 ") for name in counters}
+
+
+MODELS = {  # the messages with vectors of each method
+    NeighborAverage: ("model",),
+    PushSum: ("share",),
+    PairwiseAverage: ("grant", "half of the difference"),
+    QueuedNeighborAverage: ("update",),
+    ParameterServer: ("update", "last update", "model"),
+}
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
+def test_messages_between_peers_are_recorded_on_both_sides(comm, directory, kind):
+    x, late, turns = np.full(1000, float(comm.rank)), comm.size - 1, 4
+    with kind(comm, x) as average, average.timeline(directory):
+        for _ in range(turns):
+            if comm.rank == late:
+                time.sleep(0.02)
+            average(x)
+    found = put_together(comm, directory)
+    if found is None:
+        return
+    sent, received, names_of_vectors = Counter(), Counter(), set()
+    for number, rank in found.ranks.items():
+        assert f"messages of {kind.__name__}" in " ".join(rank.tracks.values())
+        for each in rank.slices:
+            if each.kind in ("sent", "received") and each.about["has a vector"]:
+                what, _, peer = each.name.partition(" rank ")
+                verb, *words = what.split()
+                names_of_vectors.add(" ".join(words[:-2]))
+                key = (number, int(peer)) if verb == "sends" else (int(peer), number)
+                (sent if verb == "sends" else received)[(*key, *words[:-1])] += 1
+    assert names_of_vectors and names_of_vectors <= {*MODELS[kind]}
+    if kind is not PairwiseAverage:  # whose ranks go on when others have ended their recording
+        assert not received - sent
+    arrows = Counter((each.rank, each.to_rank) for each in found.arrows if each.name == "vector")
+    assert sum(arrows.values()) == sum((sent & received).values()) > 0
+    assert all(each.to_time >= each.time for each in found.arrows)
+    if kind is NeighborAverage:  # a call waits for the vectors of all neighbors
+        waited = {
+            peer: late_by
+            for each in found.ranks[0].slices
+            for peer, late_by in each.about.get("for rank: how late (µs)", {}).items()
+        }
+        assert max(waited, key=waited.get) == str(late)
 
 
 @pytest.mark.transports("messages")

@@ -8,6 +8,8 @@ cdef class Mailbox(PeerRankPort):
     cdef readonly PeerRankProtocol deciding
     cdef readonly Layout layout
     cdef readonly long long progress_count, bytes_sent
+    # Of the collective, in a timeline.
+    cdef int number
     cdef Transfers messages
     cdef PeerVectors vectors
     # The application's arrays; the protocol decides when they are used.
@@ -28,7 +30,7 @@ cdef class Mailbox(PeerRankPort):
     cdef void _head(
         self, Message *message, int kind, long long number, double weight, int holds
     ) noexcept nogil
-    cdef void _count(self, Message *message, int destination) noexcept nogil
+    cdef void _sent(self, Message *message, int destination) noexcept nogil
     cdef void _note(self, What what, double share, char **user) noexcept nogil
     cdef void _do_inside(self) noexcept nogil
     cdef bint is_idle(self) noexcept nogil

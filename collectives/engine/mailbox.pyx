@@ -41,10 +41,12 @@ from collectives.engine.peer_vectors cimport (
     Step,
 )
 from collectives.engine.transfers cimport Transfer, Transfers
+from collectives.exchange.clock cimport now
 from collectives.memory.handover cimport UNKNOWN
 from collectives.memory.layout cimport HEADER, Layout
 from collectives.protocols.peer_rank cimport PeerRankProtocol
 from collectives.protocols.peers cimport PeerProtocol
+from collectives.recording.recorder cimport RECEIVED, SENT, record, recording
 
 
 cdef class Mailbox(PeerRankPort):
@@ -132,6 +134,10 @@ cdef class Mailbox(PeerRankPort):
         cdef int source = message.source
         cdef bint counts = self.deciding.counts(kind, header(message)[EPOCH])
         cdef Transfer *transfer = NULL
+        if recording():
+            record(RECEIVED, self.number, now(), 0, source, number,
+                   4 * kind + 2 * self.deciding.exchanging.waits_for(source)
+                   + (header(message)[HOLDS] != NOTHING))
         # Once memory is lacking, the protocol gets no messages: their vectors have been dropped.
         counts = counts and not (self.messages.ending or self.messages.abandoned)
         if header(message)[HOLDS]:
@@ -203,14 +209,17 @@ cdef class Mailbox(PeerRankPort):
             transfer = self.messages.send(destination, self.sending.memory)
             transfer.sibling = self.sending.outgoing
             self.sending.outgoing = transfer
-        self._count(self.written, destination)
+        self._sent(self.written, destination)
 
-    cdef void _count(self, Message *message, int destination) noexcept nogil:
-        """Count the bytes of a message's vector, unless it is copied within the node."""
+    cdef void _sent(self, Message *message, int destination) noexcept nogil:
+        """Count the bytes of a message's vector, unless it is copied within the node; note it."""
         cdef long long holds = header(message)[HOLDS]
         cdef bint near = self.messages.queues.reaches(destination)
         if holds == VECTOR and not (near and self.messages.inside) or holds == MODEL and not near:
             self.bytes_sent += self.layout.size - HEADER
+        if recording():
+            record(SENT, self.number, now(), 0, destination, header(message)[NUMBER],
+                   4 * header(message)[KIND] + (holds != NOTHING))
 
     cdef double mix(self, int source, double keep, double share) noexcept nogil:
         cdef Transfer *transfer = self.messages.claim(source)
@@ -237,7 +246,7 @@ cdef class Mailbox(PeerRankPort):
                 return
             header(message)[HOLDS] = VECTOR
         if not self.messages.ending and self.messages.post(message, source):
-            self._count(message, source)
+            self._sent(message, source)
             if not self.messages.inside:
                 step.outgoing = self.messages.send(source, NULL)
                 step.outgoing.back = transfer

@@ -51,6 +51,7 @@ cdef class PeerExchange(ProtocolCalls):
     def attach(self, Mailbox mailbox):
         """Serve this mailbox, and begin the protocol that it acts for."""
         # Nothing serves this collective yet, so the lock is not needed.
+        mailbox.number = self.number
         mailbox.begin()
         self.mailbox, self.messages = mailbox, mailbox.messages
         self.deciding, self.exchanging = mailbox.deciding, mailbox.deciding.exchanging

@@ -16,6 +16,10 @@ cdef enum:
     LEARNED  # that a version has been started: its number, and from which rank
     BYTES  # bytes of vectors sent so far
     MEMBERS  # further members of the version before
+    # Messages between peers: the other rank, the message's number; its kind and, as bits, whether
+    # it has a vector and whether the receiver waited for that rank.
+    SENT
+    RECEIVED
     KINDS
 
 cdef enum:

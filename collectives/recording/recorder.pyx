@@ -103,7 +103,7 @@ cdef extern from *:
 
 # The names of the kinds of events, by which a file is read.
 KIND_NAMES = ("span", "call", "wait", "copy", "exchange", "version", "operation", "waiting",
-              "executed", "learned", "bytes", "members")
+              "executed", "learned", "bytes", "members", "sent", "received")
 MAGIC = b"wagmaTL1"
 EVENT = sizeof(ring_event)
 PAGE = mmap.PAGESIZE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from pathlib import Path
 
 from wagma import job, logs
@@ -67,6 +68,18 @@ def check(settings: argparse.Namespace) -> list[str]:
 
 def run(settings: argparse.Namespace, signals: job.Signals) -> int:
     """Write each run's timeline, and the picture."""
+    # Among millions of events, looking for garbage takes most of the time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return put_together(settings)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def put_together(settings: argparse.Namespace) -> int:
+    """Write each run's timeline, and the picture; return the exit status."""
     from wagma.timeline import merge, trace  # not at the top: --help needs no numpy
 
     logs.start(settings.log_level, 0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +20,22 @@ from wagma.timeline.rings import Ring, read_all
 
 # Tracks of a rank: its threads, and by the number of each collective.
 APPLICATION, ENGINE = 0, 1
-VERSIONS, OPERATIONS, ACTIVATIONS = 1000, 2000, 3000
-MARK = 500  # nanoseconds for which an activation is shown
+VERSIONS, OPERATIONS, ACTIVATIONS, MESSAGES = 1000, 2000, 3000, 4000
+MARK = 500  # nanoseconds for which an activation or a message is shown
 SHORTEST_GAP = 1000  # nanoseconds between calls that are shown as the application's own work
 OWN = "outside calls"
 CALL = 100  # as in `collectives.engine.calls`: what a call requests, and from here on calls proper
 PUBLISH = 101
 GROUPS = ("ReadyGroupAllreduce", "GeneratedGroupAllreduce")  # whose versions are groups
+# What the kinds of messages between peers are, as in `collectives.protocols`.
+LEAVING = {0: "leave", 1: "pause"}
+MESSAGE_KINDS = {
+    "NeighborAverage": {2: "model", 3: "clock"},
+    "QueuedNeighborAverage": {2: "update", 3: "token", 4: "acknowledgement"},
+    "PushSum": {2: "share"},
+    "PairwiseAverage": {2: "request", 3: "grant", 4: "refusal", 5: "half of the difference"},
+    "ParameterServer": {2: "update", 3: "model", 4: "last update"},
+}
 
 
 class Slice(NamedTuple):
@@ -59,8 +70,31 @@ class Count(NamedTuple):
     value: int
 
 
+class Message(NamedTuple):
+    """A message that a rank has sent to a peer, or received from one.
+
+    Attributes:
+        time: in nanoseconds since zero.
+        collective: its number on this rank.
+        peer: the other rank of the job.
+        number, kind: the message's.
+        vector: whether it has a vector.
+        awaited: whether this rank has received it, and waited for that peer.
+        sent: whether this rank has sent it.
+    """
+
+    time: int
+    collective: int
+    peer: int
+    number: int
+    kind: int
+    vector: bool
+    awaited: bool
+    sent: bool
+
+
 class Arrow(NamedTuple):
-    """From a slice of one rank to one of another, each by its time and track."""
+    """From a slice of one rank to one of another, each by its time and track, and what it is."""
 
     time: int
     rank: int
@@ -68,6 +102,7 @@ class Arrow(NamedTuple):
     to_time: int
     to_rank: int
     to_track: int
+    name: str = "activation"
 
 
 class Executed(NamedTuple):
@@ -103,7 +138,7 @@ class Timeline:
 
     Attributes:
         ranks: by rank.
-        arrows: of activations.
+        arrows: of activations, and of vectors between peers.
         former: files of a former job in the same directory, which are left out.
     """
 
@@ -131,7 +166,7 @@ def merge(rings: list[Ring], former: Iterable[Ring] = ()) -> Timeline:
         part.count_from(zero if part.clock.aligned or not len(part.times) else part.zero())
     job = Job(parts)
     ranks = {part.ring.rank: part.rank(job) for part in parts}
-    return Timeline(ranks, list(job.arrows()), list(former))
+    return Timeline(ranks, [*job.arrows(), *job.vectors()], list(former))
 
 
 class Part:
@@ -166,7 +201,8 @@ class Part:
 
         Each is a tuple: index, kind's name, time, length, numbers, collective, thread, count.
         """
-        codes = {self.kinds[kind]: kind for kind in kinds}
+        # A file of an earlier version lacks the newest kinds.
+        codes = {self.kinds[kind]: kind for kind in kinds if kind in self.kinds}
         (places,) = np.nonzero(np.isin(self.events["kind"], list(codes)))
         chosen = self.events[places]
         columns = (chosen[name].tolist() for name in ("kind", "length", "numbers"))
@@ -206,6 +242,16 @@ class Part:
             for collective, version, staleness, ahead, begin, end, ranks in found
         ]
 
+    @cached_property
+    def messages(self) -> list[Message]:
+        """The messages to and from peers, in the order of their times."""
+        found = []
+        for _, kind, time, _, numbers, collective, *_ in self.select("sent", "received"):
+            peer, number, bits = numbers[:3]
+            facts = bits // 4, bool(bits & 1), bool(bits & 2), kind == "sent"
+            found.append(Message(time, collective, self.in_job(collective, peer), number, *facts))
+        return sorted(found)
+
     def _group(self, collective: int, *ranks: int) -> tuple[int, ...]:
         """Return the ranks of the job that are these of a collective."""
         return tuple(sorted(self.in_job(collective, rank) for rank in ranks))
@@ -219,7 +265,9 @@ class Part:
         for thread, slices in by_track.items():
             by_track[thread] = nested(slices)
         by_track[APPLICATION] = with_gaps(by_track.get(APPLICATION, []))
-        for each in (*self._versions(job), *self._operations(), *self._activations(job)):
+        for each in itertools.chain(
+            self._versions(job), self._operations(), self._activations(job), self._messages()
+        ):
             by_track[each.track].append(each)
         for track, slices in by_track.items():
             if track >= VERSIONS:
@@ -233,7 +281,12 @@ class Part:
     def _name_of(self, track: int) -> str:
         if track < VERSIONS:
             return {APPLICATION: "application", ENGINE: "engine"}.get(track, f"thread {track}")
-        what = {VERSIONS: "versions", OPERATIONS: "operations", ACTIVATIONS: "activations"}
+        what = {
+            VERSIONS: "versions",
+            OPERATIONS: "operations",
+            ACTIVATIONS: "activations",
+            MESSAGES: "messages",
+        }
         kind, number = divmod(track, VERSIONS)
         described = self.collectives.get(number, {"kind": "a collective"})
         return f"{what[kind * VERSIONS]} of {described['kind']} {number}"
@@ -310,6 +363,20 @@ class Part:
             track = ACTIVATIONS + collective
             yield Slice(time, MARK, track, kind, f"{verb} version {numbers[0]}", about)
 
+    def _messages(self) -> Iterator[Slice]:
+        """Yield the messages to and from peers."""
+        for each in self.messages:
+            collective = self.collectives.get(each.collective, {}).get("kind")
+            names = LEAVING | MESSAGE_KINDS.get(collective, {})
+            what = f"{names.get(each.kind, 'message')} {each.number}"
+            how = f"sends {what} to" if each.sent else f"receives {what} from"
+            about: dict[str, Any] = {"has a vector": each.vector}
+            if not each.sent:
+                about["was waited for"] = each.awaited
+            kind = "sent" if each.sent else "received"
+            name = f"{how} rank {each.peer}"
+            yield Slice(each.time, MARK, MESSAGES + each.collective, kind, name, about)
+
     def _counts(self) -> Iterator[Count]:
         last: dict[str, int] = {}
         counts = []
@@ -336,13 +403,15 @@ class Job:
         # By collective and version, by rank; by collective and rank, in order; by collective and
         # number of an operation, by rank: when it entered that.
         self.executed: dict[tuple[Any, ...], dict[int, Executed]] = defaultdict(dict)
-        self.order: dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray, list[tuple[Any, ...]]]] = {}
+        self.order: dict[tuple[Any, ...], tuple[list[int], list[tuple[Any, ...]]]] = {}
         self.entered: dict[tuple[Any, ...], dict[int, int]] = defaultdict(dict)
         # By collective, version and rank: when it learned of it, and from whom; whom it has told;
         # when it called it, and on which track.
         self.learned: dict[tuple[Any, ...], tuple[int, int]] = {}
         self.told: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         self.called: dict[tuple[Any, ...], tuple[int, int]] = {}
+        # By collective and rank: when the vectors came that it waited for, and from whom.
+        self.awaited: dict[tuple[Any, ...], list[tuple[int, int]]] = defaultdict(list)
         for part in parts:
             self._add(part)
 
@@ -361,8 +430,11 @@ class Job:
             spans[identity].append((time, time + length, ("operation", numbers[1]), members))
         for identity, found in spans.items():
             found.sort()
-            begins, ends = (np.array([each[i] for each in found]) for i in (0, 1))
-            self.order[identity, rank] = begins, ends, found
+            self.order[identity, rank] = [each[0] for each in found], found
+        for each in part.messages:
+            if each.awaited:
+                place = part.identity(each.collective), rank
+                self.awaited[place].append((each.time, each.peer))
         for _, _, time, _, numbers, collective, *_ in part.select("learned"):
             source = part.in_job(collective, numbers[1])
             self.learned[part.identity(collective), numbers[0], rank] = time, source
@@ -392,16 +464,25 @@ class Job:
     def late(self, part: Part, collective: int, begin: int, end: int) -> dict[str, float]:
         """Return the ranks that a wait was for, and how many µs after its begin they came.
 
-        They are the members of the version or operation in which it ended.
+        They are the members of the version or operation in which it ended, or the peers whose
+        messages came meanwhile.
         """
         identity, rank = part.identity(collective), part.ring.rank
+        peers = self.awaited.get((identity, rank))
+        if peers:
+            first, last = bisect_right(peers, (begin,)), bisect_right(peers, (end + 1,))
+            came_last = {str(peer): (came - begin) / 1000 for came, peer in peers[first:last]}
+            if came_last:
+                return dict(sorted(came_last.items(), key=lambda each: -each[1]))
         if (identity, rank) not in self.order or not part.clock.aligned:
             return {}
-        begins, ends, found = self.order[identity, rank]
-        last = int(np.searchsorted(begins, end, side="right")) - 1
-        if last < 0 or ends[last] < begin:
+        begins, found = self.order[identity, rank]
+        last = bisect_right(begins, end) - 1
+        if last < 0:
             return {}
-        _, _, (what, number), members = found[last]
+        _, ended, (what, number), members = found[last]
+        if ended < begin:
+            return {}
         late = {}
         for member in members:
             if member == rank or member not in self.parts:
@@ -432,6 +513,27 @@ class Job:
             if what and what.begin is not None and what.begin >= time:
                 to_track = track - ACTIVATIONS + VERSIONS
                 yield Arrow(time, rank, track, what.begin, rank, to_track)
+
+    def vectors(self) -> Iterator[Arrow]:
+        """Yield how vectors came from peers, as far as their clocks are aligned.
+
+        Messages from one rank to another with the same number and kind come in their order.
+        """
+        sent: dict[tuple[Any, ...], deque[tuple[int, int]]] = defaultdict(deque)
+        for rank, part in self.parts.items():
+            for each in part.messages:
+                if each.sent and each.vector and self.is_aligned(rank):
+                    key = part.identity(each.collective), rank, each.peer, each.number, each.kind
+                    sent[key].append((each.time, MESSAGES + each.collective))
+        for rank, part in self.parts.items():
+            for each in part.messages:
+                key = part.identity(each.collective), each.peer, rank, each.number, each.kind
+                if not each.sent and self.is_aligned(rank) and sent.get(key):
+                    time, track = sent[key].popleft()
+                    to = MESSAGES + each.collective
+                    yield Arrow(
+                        min(time, each.time), each.peer, track, each.time, rank, to, "vector"
+                    )
 
     def _origin(self, identity: int | None, version: int, rank: int) -> tuple[int, int] | None:
         """Return when, and on which track, a rank began to tell others of a version."""
@@ -476,29 +578,51 @@ def nested(slices: list[Slice]) -> list[Slice]:
     cut where another begins or ends.
     """
     whole = [each for each in slices if each.kind not in CUT]
-    begins = np.array(sorted((each.begin, each.end) for each in whole)).reshape(-1, 2)
-    ends = np.array(sorted((each.end, each.begin) for each in whole)).reshape(-1, 2)
-    cut = []
-    for each in slices:
-        inner: list[int] = []
-        if each.kind in CUT:
-            first, last = np.searchsorted(begins[:, 0], (each.begin + 1, each.end))
-            inner += [at for at, end in begins[first:last].tolist() if end > each.end]
-            first, last = np.searchsorted(ends[:, 0], (each.begin + 1, each.end))
-            inner += [at for at, begin in ends[first:last].tolist() if begin < each.begin]
-        at = [each.begin, *sorted(inner), each.end]
-        cut += [each._replace(begin=b, length=e - b) for b, e in itertools.pairwise(at)]
-    cut.sort(key=lambda each: (each.begin, -each.length))
+    some = [each for each in slices if each.kind in CUT]
+    spans, others = spans_of(some), spans_of(whole)
+    begins = others[np.lexsort((others[:, 1], others[:, 0]))]
+    ends = others[np.lexsort((others[:, 0], others[:, 1]))][:, ::-1]
+    # Of the sorted begins and ends of the others, those that are within each slice.
+    bounds = [
+        (
+            of,
+            np.searchsorted(of[:, 0], spans[:, 0], "right"),
+            np.searchsorted(of[:, 0], spans[:, 1]),
+        )
+        for of in (begins, ends)
+    ]
+    for place in np.flatnonzero(np.any([first < last for _, first, last in bounds], axis=0)):
+        each = some[place]
+        (_, first, last), (_, after, before) = bounds
+        inner = [at for at, end in begins[first[place] : last[place]].tolist() if end > each.end]
+        inner += [at for at, b in ends[after[place] : before[place]].tolist() if b < each.begin]
+        if inner:
+            at = [each.begin, *sorted(inner), each.end]
+            some[place], *more = (
+                each._replace(begin=b, length=e - b) for b, e in itertools.pairwise(at)
+            )
+            some += more
+    cut = sorted([*whole, *some], key=itemgetter(1), reverse=True)
+    cut.sort(key=itemgetter(0))  # the longer one of two that begin together is first
     result: list[Slice] = []
     open_until: list[int] = []
     for each in cut:
-        while open_until and open_until[-1] <= each.begin:
+        begin, end = each[0], each[0] + each[1]
+        while open_until and open_until[-1] <= begin:
             open_until.pop()
-        if open_until and each.end > open_until[-1]:  # its times were rounded
-            each = each._replace(length=open_until[-1] - each.begin)
-        open_until.append(each.end)
+        if open_until and end > open_until[-1]:  # its times were rounded
+            end = open_until[-1]
+            each = each._replace(length=end - begin)
+        open_until.append(end)
         result.append(each)
     return result
+
+
+def spans_of(slices: list[Slice]) -> np.ndarray:
+    """Return the begins and ends of slices: int64 array of shape (slices, 2)."""
+    begins = np.fromiter(map(itemgetter(0), slices), np.int64, len(slices))
+    lengths = np.fromiter(map(itemgetter(1), slices), np.int64, len(slices))
+    return np.column_stack([begins, begins + lengths])
 
 
 def with_gaps(slices: list[Slice]) -> list[Slice]:
@@ -506,9 +630,11 @@ def with_gaps(slices: list[Slice]) -> list[Slice]:
     result = []
     end = None
     for each in slices:
-        if end is not None and each.begin - end >= SHORTEST_GAP:
-            result.append(Slice(end, each.begin - end, each.track, "own", OWN))
-        end = max(end or each.end, each.end)
+        begin, length, track, *_ = each
+        if end is not None and begin - end >= SHORTEST_GAP:
+            result.append(Slice(end, begin - end, track, "own", OWN))
+        if end is None or begin + length > end:
+            end = begin + length
         result.append(each)
     return result
 
@@ -516,7 +642,7 @@ def with_gaps(slices: list[Slice]) -> list[Slice]:
 def one_after_the_other(slices: list[Slice]) -> list[Slice]:
     """Return a track's slices in order, each ending where the next begins, at the latest."""
     ordered = sorted(slices)
-    return [
-        each._replace(length=max(0, min(each.end, after.begin) - each.begin)) if after else each
-        for each, after in zip(ordered, [*ordered[1:], None])
-    ]
+    for place, (each, after) in enumerate(itertools.pairwise(ordered)):
+        if each.end > after.begin:
+            ordered[place] = each._replace(length=max(0, after.begin - each.begin))
+    return ordered
