@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from wagma.timeline.merge import APPLICATION, OWN, Rank, Timeline
@@ -28,6 +29,7 @@ LABELS = {
 }
 OTHER = "#BBBBBB"
 SECOND = 1e-9
+LEGEND_COLUMNS = 6  # at most: more are wider than the picture
 
 
 def draw(timelines: dict[str, Timeline], path: Path, begin: float, end: float | None) -> None:
@@ -60,7 +62,8 @@ def draw(timelines: dict[str, Timeline], path: Path, begin: float, end: float | 
         axes.set_yticks(range(len(labels)), labels)
     axes.set(xlabel="time in s", xlim=(begin, end))
     if drawn:
-        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=len(drawn))
+        columns = math.ceil(len(drawn) / math.ceil(len(drawn) / LEGEND_COLUMNS))
+        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns)
     figure.savefig(path)
 
 
