@@ -52,6 +52,8 @@ claims = load_source("claims")
 
 PRIME = 2**31 - 1
 MOST_STEPS = 20000
+# How often a rank looks for others before it copies what it might average in place.
+PATIENCE = 2
 
 # What an application does next, besides the protocol's operations; and what it waits for.
 CALL = "call"
@@ -67,7 +69,7 @@ LOOK = "look"
 GO_ON = "go on"
 INTERRUPT = "interrupt"
 
-BEGUN = (claims.TAKEN, claims.KEPT, claims.FLOWING)
+BEGUN = (claims.TAKEN, claims.KEPT, claims.FLOWING, claims.RINGED)
 
 # What is in a vector that holds nothing.
 ANYTHING = 987654321
@@ -356,7 +358,7 @@ class World:
         writer, written, reads = self.accesses.setdefault(key, (by, 0, {}))
         require(self.clocks[by][writer] >= written, Invariant.ORDERED, by, "reads", key, writer)
         reads[by] = self.clocks[by][by]
-        return self.data[key]
+        return self.data.get(key, ANYTHING)
 
     def write(self, by, key, value):
         writer, written, reads = self.accesses.get(key, (by, 0, {}))
@@ -421,7 +423,8 @@ class World:
         change = f"{by} makes {rank}'s {before, state} {number, after}"
         require(allowed, Invariant.STATES, change)
         if after in BEGUN and state not in BEGUN:
-            self.ranks[rank].check_begin(number, after == claims.FLOWING)
+            flows = after in (claims.FLOWING, claims.RINGED)
+            self.ranks[rank].check_begin(number, flows)
         elif state in BEGUN and after not in BEGUN:
             ghost = self.ghost(rank, before)
             require(len(ghost.ended) == ghost.blocks, Invariant.COMPLETE, change)
@@ -709,13 +712,15 @@ class SharedBlocks:
         kept: whether it is to do so where that is in a window.
         own_averages: how many elements this rank's exchange averages; `own_filled`:
             whether it contributes a vector, rather than zeros in place of one.
+        in_place: whether this rank's block of those that it averages is in the application's
+            vector.
     """
 
     def __init__(self, rank):
         self.rank = rank
         self.world, self.me = rank.world, rank.me
         self.ahead = rank.world.scenario.ahead
-        self.taken_over = self.kept = False
+        self.taken_over = self.kept = self.in_place = False
         self.own_averages = self.own_filled = 0
 
     def begin(self, number, together):
@@ -792,7 +797,9 @@ class SharedBlocks:
             self.world.write(self.me, self.source(self.me, block, i, elements), value)
         return 0
 
-    def return_block(self, block):
+    def return_block(self, block, in_place):
+        if in_place:
+            return
         rank, elements = self.rank, self.own_elements(block)
         for i in elements:
             if i >= self.own_averages and not self.own_filled:
@@ -832,11 +839,15 @@ class SharedBlocks:
 
     def source(self, member, block, i, elements):
         """Return where a member's element of a block is that it contributes."""
+        if self.in_place and member == self.me:
+            return self.own_place(i)
         place = shared_exchange.source_of(self.of(member, "ringed"), self.of(member, "shows"))
         return self.at(member, place, block, i, elements)
 
     def target(self, member, block, i, elements):
         """Return where a member gets the mean of an element."""
+        if self.in_place and member == self.me:
+            return self.own_place(i)
         place = shared_exchange.target_of(
             *(self.of(member, field) for field in ("ringed", "in_place", "takes"))
         )
@@ -857,6 +868,10 @@ class SharedBlocks:
             return member, "x", i
         name = "snapshot" if place == shared_exchange.SNAPSHOT else "result"
         return self.shared_place(member, name, i)
+
+    def own_place(self, i):
+        """Return where an element of what the application gave is."""
+        return self.shared_place(self.me, "snapshot" if self.taken_over else "x", i)
 
     def shared_place(self, member, name, i):
         return member, placed(name, self.of(member, "swapped")), i
@@ -884,9 +899,14 @@ class SharedBlocks:
         require(self.weights == begun, Invariant.CONTRIBUTED, *details)
         return sum(self.weights)
 
-    def average(self, number, together, block, members, size):
+    def average(self, number, together, block, members, size, in_place):
         world, ghost = self.world, self.ghost
+        self.in_place = in_place
         elements, members = self.elements(size)[block], members[:size]
+        if in_place:
+            world.met.add("a block in place")
+        elif all(self.of(member, "ringed") for member in members):
+            world.met.add("a block of rings alone")
         averaged = self.averaged_of(elements, number, together)
         if len(averaged) < len(elements):
             world.met.add("a block left out" if not averaged else "a block left out in part")
@@ -917,10 +937,11 @@ class SharedBlocks:
             else:
                 self.keep(values, places, targets)
                 self.keep(values, places, windows)
+        self.in_place = False
         return 0
 
     def read_source(self, place, number):
-        if place[1] == "x":
+        if place[1] == "x" and not (self.in_place and place[0] == self.me):
             self.world.check_window(self.me, place[0], number, "shows")
         return self.world.read(self.me, place)
 
@@ -995,6 +1016,7 @@ class Rank:
             me,
             scenario.ahead,
             [[0] * world.size for _ in places],
+            PATIENCE,
         )
         self.blocks = world.blocks_type(self)
         self.shared.attach(self.blocks)
@@ -1881,7 +1903,7 @@ def types_of(variant):
 
 def print_event(option, world):
     parts = map(world.part, range(world.size))
-    parts = " ".join(f"{number}{'COTKF'[state]}" for number, state in parts)
+    parts = " ".join(f"{number}{'COTKFR'[state]}" for number, state in parts)
     rank = world.ranks[option[0]]
     print(f"{world.steps:5} {parts}  rank {option[0]} {option[1]} in {rank.doing}")
 

@@ -41,9 +41,9 @@ cdef class PythonPort(SharedExchangePort):
         with gil:
             return self.port.contribute_block(block)
 
-    cdef void return_block(self, Py_ssize_t block) noexcept nogil:
+    cdef void return_block(self, Py_ssize_t block, bint in_place) noexcept nogil:
         with gil:
-            self.port.return_block(block)
+            self.port.return_block(block, in_place)
 
     cdef void keep_arrays(self) noexcept nogil:
         with gil:
@@ -58,11 +58,12 @@ cdef class PythonPort(SharedExchangePort):
             return self.port.weigh([members[i] for i in range(size)])
 
     cdef long long average(
-        self, long long number, bint together, Py_ssize_t block, const int *members, int size
+        self, long long number, bint together, Py_ssize_t block, const int *members, int size,
+        bint in_place
     ) noexcept nogil:
         with gil:
             return self.port.average(
-                number, together, block, [members[i] for i in range(size)])
+                number, together, block, [members[i] for i in range(size)], size, in_place)
 
     cdef double total_weight(self) noexcept nogil:
         with gil:
@@ -121,7 +122,7 @@ cdef class CompiledExchange:
         python = PythonPort()
         (<PythonPort>python).port = port
         self.words = words
-        self.steps = SharedExchangeProtocol(claims, rank, AHEAD, None)
+        self.steps = SharedExchangeProtocol(claims, rank, AHEAD, None, 3)
         self.members = <int *>calloc((FIRST_BLOCK + AHEAD) * words.size, sizeof(int))
         self.steps.members, self.steps.most = self.members, words.size
         self.steps.attach(python)

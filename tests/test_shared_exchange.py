@@ -19,7 +19,7 @@ shared_exchange = load_source("shared_exchange", "claims")
 port = load_source("shared_exchange_port")
 
 SOURCE = Path(__file__).parent / "compiled_exchange.pyx"
-AHEAD = 8  # of compiled ranks
+AHEAD, PATIENCE = 8, 3  # of compiled ranks
 BLOCKS = 12
 EVENTS = 400
 
@@ -68,8 +68,9 @@ class Recorder:
     def weigh(self, members, size=None):
         return self.note("weigh", *members[:size], self.random.choice((0.0, 1.0, 2.5)))
 
-    def average(self, number, together, block, members, size=None):
-        return self.note("average", number, bool(together), block, *members[:size], self.begun())
+    def average(self, number, together, block, members, size, in_place):
+        how = bool(together), bool(in_place)
+        return self.note("average", number, *how, block, *members[:size], self.begun())
 
     def over(self, ticket):
         return self.note("over", ticket, self.random.random() < 0.8)
@@ -89,8 +90,8 @@ class Recorder:
     def set_path(self, *where):
         self.note("set_path", *map(bool, where))
 
-    def return_block(self, block):
-        self.note("return_block", block)
+    def return_block(self, block, in_place):
+        self.note("return_block", block, bool(in_place))
 
     def keep_arrays(self):
         self.note("keep_arrays")
@@ -125,7 +126,7 @@ class SourceExchange(shared_exchange.SharedExchangeProtocol):
     def __init__(self, words, port, rank):
         places = range(shared_exchange.FIRST_BLOCK + AHEAD)
         members = [[0] * len(words) for _ in places]
-        super().__init__(claims.ClaimsProtocol(words), rank, AHEAD, members)
+        super().__init__(claims.ClaimsProtocol(words), rank, AHEAD, members, PATIENCE)
         self.attach(port)
 
     def begin(self, number, together, members, *options):

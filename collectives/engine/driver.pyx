@@ -87,8 +87,8 @@ cdef class Driver(Served):
         self.reduction = self.exchange.reduction
         self.vectors = HostVectors(self.layout)
         self.vectors.allocate(SCRATCH, 1)
-        self.node = NodeMemory(self.rank, self.size, sharing)
         self.waiter = Waiter(cores_per_rank, self.layout.size >= LONG)
+        self.node = NodeMemory(self.rank, self.size, sharing, self.waiter.spins)
         self.stalls = StallReporter(
             control, Inquiry(data), identity=identity, stall=stall, abort=abort)
         self.stalls.caller = PyThread_get_thread_ident()  # until another thread calls

@@ -4,7 +4,7 @@ from collectives.protocols.groups cimport Groups
 
 cdef class NodeMemory:
     cdef int rank, size
-    cdef bint wanted
+    cdef bint wanted, spins
     # Those in shared memory, and this rank's part in each, a `Shared`.
     cdef list exchanges, parts
     # Why this rank has no memory that others can map, if it has none.

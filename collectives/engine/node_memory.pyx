@@ -13,14 +13,15 @@ cdef class NodeMemory:
     Args:
         rank, size: this rank, and the number of ranks.
         wanted: whether to share memory at all.
+        spins: see `Shared`.
 
     Attributes:
         in_use: whether this rank and others of its node use each other's memory.
         missing: why this rank has no memory that others can map; None if it has.
     """
 
-    def __init__(self, int rank, int size, bint wanted):
-        self.rank, self.size, self.wanted = rank, size, wanted
+    def __init__(self, int rank, int size, bint wanted, bint spins):
+        self.rank, self.size, self.wanted, self.spins = rank, size, wanted, spins
         self.exchanges, self.parts = [], []
 
     cdef Shared share(self, Exchange exchange, bint vectors, bint rings, Groups groups=None):
@@ -29,7 +30,8 @@ cdef class NodeMemory:
         if not self.wanted:
             return None
         try:
-            shared = Shared(exchange.reduction, groups, self.rank, self.size, vectors, rings)
+            shared = Shared(
+                exchange.reduction, groups, self.rank, self.size, vectors, rings, self.spins)
         except (AttributeError, OSError, CudaError) as error:  # memfd_create is Linux's
             self.missing = f"rank {self.rank} has no memory to share: {error}"
             return None

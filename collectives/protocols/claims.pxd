@@ -2,8 +2,8 @@ cdef extern from "_atomic.h" nogil:
     unsigned long long atomic_load(const unsigned long long *)
     bint atomic_swap(unsigned long long *, unsigned long long, unsigned long long)
 
-cdef unsigned long long CLOSED, OPEN, TAKEN, KEPT, FLOWING
-cdef Py_ssize_t PART, HANDED_OUT, ENDED, PUBLISHED, BLOCKS
+cdef unsigned long long CLOSED, OPEN, TAKEN, KEPT, FLOWING, RINGED
+cdef Py_ssize_t PART, HANDED_OUT, ENDED, PUBLISHED, RESERVED, BLOCKS
 cdef int MISSING, GATHERED, OVER
 cdef int PENDING, EMPTY, AVERAGED, UNKNOWN
 cdef int STATE_BITS, BLOCK_BITS
@@ -26,14 +26,26 @@ cdef class ClaimsProtocol:
         self, int rank, unsigned long long number, unsigned long long state) noexcept nogil
     cdef void publish(
         self, int rank, unsigned long long number, unsigned long long blocks) noexcept nogil
+    cdef void reserve(
+        self, int rank, unsigned long long number, unsigned long long block) noexcept nogil
     cdef unsigned long long close(self, int rank) noexcept nogil
     cdef int gather(self, unsigned long long number, const int *members, int size) noexcept nogil
+    cdef long long reserved(self, int rank, unsigned long long number) noexcept nogil
+    cdef int gather_rings(
+        self, unsigned long long number, const int *members, int size) noexcept nogil
+    cdef bint is_reserved(
+        self, unsigned long long number, const int *members, int size, unsigned long long block
+    ) noexcept nogil
+    cdef long long unreserved(
+        self, unsigned long long number, const int *members, int size, unsigned long long blocks
+    ) noexcept nogil
     cdef long long published(
         self, unsigned long long number, const int *members, int size, unsigned long long blocks
     ) noexcept nogil
     cdef long long handed_out(self, unsigned long long number, int first) noexcept nogil
     cdef long long claim(
-        self, unsigned long long number, int first, unsigned long long blocks) noexcept nogil
+        self, unsigned long long number, const int *members, int size, unsigned long long blocks
+    ) noexcept nogil
     cdef long long hold(
         self, unsigned long long number, int first, unsigned long long blocks) noexcept nogil
     cdef void let_go(

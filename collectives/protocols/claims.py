@@ -8,6 +8,10 @@ block that all have published; the member that completes the last block complete
 all. The words that count blocks are those of the exchange's first member. The numbers of a rank's
 exchanges increase.
 
+Every S-th block belongs to the same one of an exchange's S members. Where all pass their blocks
+through rings, each may *reserve* its own from some block on: these it does not copy into its ring,
+but averages them itself, in place. They are not handed out to others.
+
 No step waits for another rank, and each changes one word at a time, by compare-and-swap.
 """
 
@@ -19,15 +23,17 @@ OPEN = 1  # any member may begin
 TAKEN = 2  # begun; when the exchange ends, the next number is OPEN
 KEPT = 3  # begun; when it ends, the next number is CLOSED, since the rank waits for it
 FLOWING = 4  # the same, but the rank publishes its contribution block by block meanwhile
+RINGED = 5  # the same, by way of a ring, and it may reserve blocks if all members' parts are
 
 # Offsets of words, each in a cache line of its own; from BLOCKS on there is one for every block.
 PART = 0
 HANDED_OUT = 16
 ENDED = 32
 PUBLISHED = 48
+RESERVED = 49  # which is looked at after the former
 BLOCKS = 64
 
-# The states of an exchange that `gather` returns.
+# The states of an exchange that `gather` and `gather_rings` return.
 MISSING = 0
 GATHERED = 1
 OVER = 2
@@ -107,6 +113,19 @@ class ClaimsProtocol:
         old: cython.ulonglong = self.load(rank, PUBLISHED)
         self.swap(rank, PUBLISHED, old, (number << BLOCK_BITS) + blocks)
 
+    def reserve(self, rank, number, block):
+        """Reserve this rank's own blocks, from this one on, before it publishes any of them."""
+        old: cython.ulonglong = self.load(rank, RESERVED)
+        self.swap(rank, RESERVED, old, (number << BLOCK_BITS) + block + 1)
+
+    def reserved(self, rank, number):
+        """Return from which block on a rank has reserved its own in an exchange; −1: from none."""
+        word: cython.ulonglong = self.load(rank, RESERVED)
+        if word >> BLOCK_BITS != number:
+            return -1
+        count: cython.longlong = word - (number << BLOCK_BITS)
+        return count - 1
+
     def close(self, rank):
         """Keep others from beginning this rank's own part, and return its word after that.
 
@@ -147,12 +166,42 @@ class ClaimsProtocol:
                     break
         return GATHERED
 
+    def gather_rings(self, number, members, size):
+        """Return GATHERED if all members have begun by way of rings, OVER if they never will."""
+        i: cython.int
+        found: cython.int = GATHERED
+        for i in range(size):
+            word: cython.ulonglong = self.load(members[i], PART)
+            if number_of(word) < number or word <= word_of(number, OPEN):
+                found = MISSING
+            elif word != word_of(number, RINGED):
+                return OVER
+        return found
+
+    def is_reserved(self, number, members, size, block):
+        """Return whether its owner has reserved a published block."""
+        word: cython.ulonglong = self.load(members[block % size], RESERVED)
+        none: cython.ulonglong = number << BLOCK_BITS
+        # What the owner has reserved in a later exchange has taken this one's place.
+        return word > none and (word <= none + block + 1 or word >> BLOCK_BITS > number)
+
+    def unreserved(self, number, members, size, blocks):
+        """Return the block from which on all are reserved; `blocks` if some may not be."""
+        i: cython.int
+        last: cython.longlong = 0
+        for i in range(size):
+            first: cython.longlong = self.reserved(members[i], number)
+            if first < 0:
+                return blocks
+            last = max(last, first)
+        return last
+
     def published(self, number, members, size, blocks):
         """Return how many blocks all members have published."""
         i: cython.int
         least: cython.ulonglong = blocks
         for i in range(size):
-            if self.state(members[i]) == FLOWING:
+            if self.state(members[i]) in (FLOWING, RINGED):
                 word: cython.ulonglong = self.load(members[i], PUBLISHED)
                 count: cython.ulonglong = 0
                 if word >> BLOCK_BITS == number:
@@ -168,10 +217,10 @@ class ClaimsProtocol:
             return 0
         return word - (number << BLOCK_BITS)
 
-    def claim(self, number, first, blocks):
-        """Return the next of so many blocks to be averaged, −1 if there is none."""
+    def claim(self, number, members, size, blocks):
+        """Return the next of so many published blocks to be averaged, −1 if there is none."""
         while True:
-            old: cython.ulonglong = self.load(first, HANDED_OUT)
+            old: cython.ulonglong = self.load(members[0], HANDED_OUT)
             block: cython.ulonglong = 0
             if old >> BLOCK_BITS > number:
                 return -1
@@ -179,7 +228,11 @@ class ClaimsProtocol:
                 block = old - (number << BLOCK_BITS)
             if block >= blocks:
                 return -1
-            if self.swap(first, HANDED_OUT, old, (number << BLOCK_BITS) + block + 1):
+            after: cython.ulonglong = (number << BLOCK_BITS) + block + 1
+            if self.is_reserved(number, members, size, block):
+                self.swap(members[0], HANDED_OUT, old, after)
+                continue
+            if self.swap(members[0], HANDED_OUT, old, after):
                 return block
 
     def hold(self, number, first, blocks):

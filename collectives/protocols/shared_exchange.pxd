@@ -10,6 +10,7 @@ from collectives.protocols.claims cimport (
     MISSING,
     OPEN,
     PENDING,
+    RINGED,
     UNKNOWN,
     ClaimsProtocol,
     number_of,
@@ -53,11 +54,12 @@ cdef class SharedExchangeProtocol:
     # Of as many ranks as there are, `most`.
     cdef int *members
     cdef int most
-    cdef int rank, ahead, own_size, first
+    cdef int rank, ahead, patience, looks, own_size, own_place, first
     cdef long long oldest, number, entry_ticket
     cdef bint together, lent, receives, ringed, shows, gets, withdrawing, holding, hidden
+    cdef bint reserving, shared_out
     cdef long long held
-    cdef Py_ssize_t own_blocks, copied, published, returned
+    cdef Py_ssize_t own_blocks, copied, published, returned, reserved, next_reserved
     cdef long long copies[AHEAD]
     cdef unsigned long long entry, entered
 
@@ -75,6 +77,9 @@ cdef class SharedExchangeProtocol:
     cdef bint progress(self) noexcept nogil
     cdef bint advance(self) noexcept nogil
     cdef bint contribute_next(self) noexcept nogil
+    cdef void reserve(self) noexcept nogil
+    cdef bint has_reserved(self, Py_ssize_t block) noexcept nogil
+    cdef bint owns(self, Py_ssize_t block) noexcept nogil
     cdef Py_ssize_t near(self) noexcept nogil
     cdef void contribute_block(self) noexcept nogil
     cdef void publish(self) noexcept nogil
@@ -84,10 +89,15 @@ cdef class SharedExchangeProtocol:
     cdef bint is_undisturbed(self) noexcept nogil
     cdef void let_go(self) noexcept nogil
     cdef bint needs_messages(self, long long number) noexcept nogil
+    cdef bint average_reserved(self) noexcept nogil
+    cdef bint is_shared_out(self) noexcept nogil
     cdef bint help(self, int rank, long long number) noexcept nogil
     cdef bint may_help(self, long long earlier, long long number) noexcept nogil
     cdef bint average_next(
         self, long long number, const int *members, int size) noexcept nogil
+    cdef void average_block(
+        self, long long number, const int *members, int size, Py_ssize_t block, Py_ssize_t blocks,
+        bint in_place) noexcept nogil
     cdef void end_blocks(self) noexcept nogil
     cdef void end_block(
         self, long long number, const int *members, int size, Py_ssize_t block,

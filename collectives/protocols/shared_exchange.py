@@ -19,6 +19,7 @@ if not cython.compiled:  # else the .pxd declares them
         MISSING,
         OPEN,
         PENDING,
+        RINGED,
         UNKNOWN,
         number_of,
         state_of,
@@ -97,17 +98,24 @@ class SharedExchangeProtocol:
             claiming blocks; of which so many were claimed before: held. hidden: whether its part is
             CLOSED meanwhile. entered: the state in which its part began.
         own_size, first: its members, and the first of them.
+        own_place: that of this rank among them.
         own_blocks: its blocks; of them are `copied` from the application (with tickets `copies`),
             `published`, and `returned` to the application.
+        patience: how often this rank looks for other members before it copies a block that it could
+            reserve if they came; 0: it reserves none. looks: how often it has.
+        reserving: whether it may yet reserve blocks; from which block on it has: reserved, and the
+            next of these to be averaged: next_reserved. shared_out: whether no other blocks of its
+            exchange are left to average.
         entry: the state in which the part begins once the passes of `entry_ticket` are complete;
             CLOSED: it has begun.
     """
 
-    def __init__(self, claims, rank, ahead, members):
+    def __init__(self, claims, rank, ahead, members, patience):
         self.port = None
         self.claims = claims
         self.rank = rank
         self.ahead = ahead
+        self.patience = patience
         self.oldest = 0
         self.number = 0
         self.together = False
@@ -123,7 +131,13 @@ class SharedExchangeProtocol:
         self.entered = KEPT
         self.first = 0
         self.own_size = 0
+        self.own_place = 0
         self.own_blocks = 0
+        self.reserving = False
+        self.looks = 0
+        self.reserved = 0
+        self.next_reserved = 0
+        self.shared_out = False
         self.copied = 0
         self.published = 0
         self.returned = 0
@@ -204,6 +218,8 @@ class SharedExchangeProtocol:
         self.together = together
         for i in range(size):
             own[i] = members[i]
+            if members[i] == self.rank:
+                self.own_place = i
         self.own_size = size
         self.first = members[0]
         self.lent = lent
@@ -213,7 +229,15 @@ class SharedExchangeProtocol:
         self.published = 0
         self.returned = 0
         self.own_blocks = self.port.blocks(size)
-        self.entry = self.entered = FLOWING if lent else KEPT
+        self.reserving = self.patience > 0 and lent and ringed
+        self.looks = 0
+        self.reserved = self.own_blocks
+        self.next_reserved = self.own_blocks
+        self.shared_out = False
+        self.entry = KEPT
+        if lent:
+            self.entry = RINGED if self.reserving else FLOWING
+        self.entered = self.entry
         # Others may average the snapshot only once its passes are complete; the application's
         # blocks are published one by one.
         self.entry_ticket = self.port.begun()
@@ -250,6 +274,10 @@ class SharedExchangeProtocol:
 
     def advance(self):
         """Average a block of the exchange that this rank is in; return whether there was one."""
+        if self.average_reserved():
+            return True
+        if self.is_shared_out():
+            return False
         if not self.together:
             return self.help(self.rank, self.number)
         if self.claims.gather(self.number, self.place(OWN), self.own_size) != GATHERED:
@@ -258,7 +286,12 @@ class SharedExchangeProtocol:
 
     def contribute_next(self):
         """Copy the application's next block if it is needed soon; return whether it was."""
+        if self.reserving:
+            self.reserve()
         if not self.lent or self.copied == self.own_blocks:
+            return False
+        if self.reserving and self.owns(self.copied) and self.looks < self.patience:
+            self.looks += 1
             return False
         near: cython.Py_ssize_t = self.near()
         if self.copied >= near + self.ahead or not self.port.has_block(self.copied):
@@ -266,6 +299,26 @@ class SharedExchangeProtocol:
         self.contribute_block()
         self.publish()
         return True
+
+    def reserve(self):
+        """Reserve those of this rank's own blocks that it has not copied, once it may."""
+        found: cython.int = self.claims.gather_rings(self.number, self.place(OWN), self.own_size)
+        self.reserving = found == MISSING
+        if found != GATHERED:
+            return
+        self.claims.reserve(self.rank, self.number, self.copied)
+        self.reserved = self.copied
+        self.next_reserved = self.copied - self.copied % self.own_size + self.own_place
+        if self.next_reserved < self.copied:
+            self.next_reserved += self.own_size
+
+    def has_reserved(self, block):
+        """Return whether this rank averages a block in place."""
+        return block >= self.reserved and self.owns(block)
+
+    def owns(self, block):
+        """Return whether a block is one that this rank may reserve."""
+        return block % self.own_size == self.own_place
 
     def near(self):
         """Return how far the exchange has come: the number of blocks handed out to be averaged.
@@ -278,7 +331,12 @@ class SharedExchangeProtocol:
 
     def contribute_block(self):
         # Among unpublished blocks, later ones have later tickets.
-        self.copies[self.slot(self.copied)] = self.port.contribute_block(self.copied)
+        ticket: cython.longlong
+        if self.has_reserved(self.copied):
+            ticket = self.port.begun()
+        else:
+            ticket = self.port.contribute_block(self.copied)
+        self.copies[self.slot(self.copied)] = ticket
         self.copied += 1
 
     def publish(self):
@@ -301,7 +359,7 @@ class SharedExchangeProtocol:
         if fate == PENDING or not self.port.has_block(self.returned):
             return False
         if fate == AVERAGED:
-            self.port.return_block(self.returned)
+            self.port.return_block(self.returned, self.has_reserved(self.returned))
         self.returned += 1
         return True
 
@@ -375,6 +433,30 @@ class SharedExchangeProtocol:
         """Return whether some members of this rank's group in an exchange do not share memory."""
         return self.port.find_group(self.rank, number, self.place(OTHER)) == 0
 
+    def average_reserved(self):
+        """Average the next block that this rank has reserved, if all have published it."""
+        if self.next_reserved >= self.own_blocks or self.averaging.count == self.ahead:
+            return False
+        own: cython.p_int = self.place(OWN)
+        ready: cython.longlong = self.claims.published(
+            self.number, own, self.own_size, self.own_blocks
+        )
+        if self.next_reserved >= ready:
+            return False
+        block: cython.Py_ssize_t = self.next_reserved
+        self.next_reserved += self.own_size
+        self.average_block(self.number, own, self.own_size, block, self.own_blocks, True)
+        return True
+
+    def is_shared_out(self):
+        """Return whether all blocks of this rank's exchange are reserved, or handed out."""
+        if not self.shared_out and self.entered == RINGED and not self.reserving:
+            end: cython.longlong = self.claims.unreserved(
+                self.number, self.place(OWN), self.own_size, self.own_blocks
+            )
+            self.shared_out = self.claims.handed_out(self.number, self.first) >= end
+        return self.shared_out
+
     def help(self, rank, number):
         """Average a block of an exchange of a rank's group; return whether there was one.
 
@@ -410,9 +492,14 @@ class SharedExchangeProtocol:
             return False
         blocks: cython.Py_ssize_t = self.port.blocks(size)
         ready: cython.longlong = self.claims.published(number, members, size, blocks)
-        block: cython.longlong = self.claims.claim(number, members[0], ready)
+        block: cython.longlong = self.claims.claim(number, members, size, ready)
         if block < 0:
             return False
+        self.average_block(number, members, size, block, blocks, False)
+        return True
+
+    def average_block(self, number, members, size, block, blocks, in_place):
+        """Average a block that this rank has claimed, or reserved: in place."""
         i: cython.int
         slot: cython.int = self.slot(self.averaging.first + self.averaging.count)
         kept: cython.p_int = self.place(FIRST_BLOCK + slot)
@@ -427,12 +514,11 @@ class SharedExchangeProtocol:
         self.averaging.totals[slot] = total
         if total > 0:
             self.averaging.tickets[slot] = self.port.average(
-                number, self.together and number == self.number, block, members, size
+                number, self.together and number == self.number, block, members, size, in_place
             )
         else:
             self.averaging.tickets[slot] = self.port.begun()
         self.end_blocks()
-        return True
 
     def end_blocks(self):
         """Mark completed blocks as averaged, and finish each exchange whose last block this is."""

@@ -6,12 +6,13 @@ cdef class SharedExchangePort:
     cdef bint over(self, long long ticket) noexcept nogil
     cdef bint has_block(self, Py_ssize_t block) noexcept nogil
     cdef long long contribute_block(self, Py_ssize_t block) noexcept nogil
-    cdef void return_block(self, Py_ssize_t block) noexcept nogil
+    cdef void return_block(self, Py_ssize_t block, bint in_place) noexcept nogil
     cdef void keep_arrays(self) noexcept nogil
     cdef void withdraw(self, Py_ssize_t averaged) noexcept nogil
     cdef double weigh(self, const int *members, int size) noexcept nogil
     cdef long long average(
-        self, long long number, bint together, Py_ssize_t block, const int *members, int size
+        self, long long number, bint together, Py_ssize_t block, const int *members, int size,
+        bint in_place
     ) noexcept nogil
     cdef double total_weight(self) noexcept nogil
     cdef bint end_part(self, int rank, double total) noexcept nogil

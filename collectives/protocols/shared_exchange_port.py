@@ -38,8 +38,11 @@ class SharedExchangePort:
         """Copy a block of the application's arrays to this rank's source; return the ticket."""
         raise NotImplementedError
 
-    def return_block(self, block):
-        """Copy a block of the mean from this rank's target to the application's arrays."""
+    def return_block(self, block, in_place):
+        """Give the application a block of the mean, in its arrays.
+
+        It is copied from this rank's target unless it has been averaged in place.
+        """
         raise NotImplementedError
 
     def keep_arrays(self):
@@ -58,8 +61,10 @@ class SharedExchangePort:
         """Return the total weight of the members, of whose exchange this rank averages a block."""
         raise NotImplementedError
 
-    def average(self, number, together, block, members, size):
+    def average(self, number, together, block, members, size, in_place):
         """Average a block of the members weighed last to their targets; return the ticket.
+
+        This rank's source and target are the application's arrays if that is `in_place`.
 
         An exchange may average some arrays only, unless its members enter it `together`: of the
         others, and of the blocks that have nothing else, each member keeps its own.

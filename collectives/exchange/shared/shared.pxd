@@ -34,8 +34,10 @@ cdef class SharedBlocks(SharedExchangePort):
     # The bytes and number of blocks for as many members as `divided` says.
     cdef int divided
     cdef Py_ssize_t block, count
-    # How many arrays are averaged, from the first on; and of the block that is averaged, by member.
+    # How many arrays are averaged, from the first on, and whether this rank's block is in place; and
+    # of the block that is averaged, by member.
     cdef int averaged
+    cdef bint in_place
     cdef double *shares
     cdef char **vectors
     cdef char **sources

@@ -38,6 +38,9 @@ cdef enum:
     STAGE = 524288
     LEAST = 32768
     MOST = 131072
+    # How often a caller with a core of its own looks for the other members before it copies blocks
+    # that it could average in place: for some microseconds, as a copy takes.
+    PATIENCE = 100
 
 
 cdef class SharedBlocks(SharedExchangePort):
@@ -134,10 +137,14 @@ cdef class SharedBlocks(SharedExchangePort):
 
     cdef char *_source(self, int rank, int i, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
         cdef Part *part = self.parts[rank]
+        if self.in_place and rank == self.rank:
+            return self.user[i] - self.layout.begin[i]
         return self._at(rank, source_of(part.ringed, part.shows), i, block, bytes)
 
     cdef char *_target(self, int rank, int i, Py_ssize_t block, Py_ssize_t bytes) noexcept nogil:
         cdef Part *part = self.parts[rank]
+        if self.in_place and rank == self.rank:
+            return self.user[i] - self.layout.begin[i]
         return self._at(
             rank, target_of(part.ringed, part.in_place, part.takes), i, block, bytes)
 
@@ -171,8 +178,9 @@ cdef class SharedBlocks(SharedExchangePort):
         self._copy_block(block, self._source(self.rank, 0, block, self.own_block), True)
         return self.layout.space.begun()
 
-    cdef void return_block(self, Py_ssize_t block) noexcept nogil:
-        self._copy_block(block, self._target(self.rank, 0, block, self.own_block), False)
+    cdef void return_block(self, Py_ssize_t block, bint in_place) noexcept nogil:
+        if not in_place:
+            self._copy_block(block, self._target(self.rank, 0, block, self.own_block), False)
         self.reduction.arrival.give_back(self.user, self._end_of(block))
 
     cdef void keep_arrays(self) noexcept nogil:
@@ -249,14 +257,17 @@ cdef class SharedBlocks(SharedExchangePort):
         return total
 
     cdef long long average(
-        self, long long number, bint together, Py_ssize_t block, const int *members, int size
+        self, long long number, bint together, Py_ssize_t block, const int *members, int size,
+        bint in_place
     ) noexcept nogil:
         cdef long long began = now()
         cdef Py_ssize_t low
         self._divide(size)
         self.averaged = self._averaged_in(number, together)
         low = HEADER + block * self.block
+        self.in_place = in_place
         self._average(block, low, min(low + self.block, self.layout.size), members, size)
+        self.in_place = False
         self.reduction.worked(began)
         return self.layout.space.begun()
 
@@ -431,14 +442,18 @@ cdef class Shared(Transport):
         rank, size: this rank, and number of ranks.
         vectors: whether to have a snapshot and a result vector.
         rings: whether to have a ring.
+        spins: whether callers that wait have a core each.
     """
 
     def __init__(
-        self, Reduction reduction, Groups groups, int rank, int size, bint vectors, bint rings
+        self, Reduction reduction, Groups groups, int rank, int size, bint vectors, bint rings,
+        bint spins
     ):
         cdef Layout layout = reduction.layout
         cdef Py_ssize_t length = layout.size - HEADER
         # Sufficient for groups of any size: blocks are longest in the smallest.
+        # On a device a pass may end after an interrupted call has given the arrays back.
+        cdef int patience = 0 if layout.space.deferred else PATIENCE if spins else 1
         cdef Py_ssize_t ring = min(AHEAD * shared_block(length, 2, layout.space.block), length)
         self.memory = SharedMemory(
             layout, rank, size, BLOCKS + most_shared_blocks(length, size), vectors,
@@ -448,7 +463,7 @@ cdef class Shared(Transport):
         self.part = self.memory.parts[rank]
         claims = ClaimsProtocol(None)
         (<ClaimsProtocol>claims).words = self.memory.words
-        self.steps = SharedExchangeProtocol(claims, rank, AHEAD, None)
+        self.steps = SharedExchangeProtocol(claims, rank, AHEAD, None, patience)
         self.members = <int *>zeroed((FIRST_BLOCK + AHEAD) * size, sizeof(int))
         if self.members == NULL:
             raise MemoryError
