@@ -18,6 +18,7 @@ from collectives.errors import (
     CollectiveError,
     CudaError,
     DisagreementError,
+    RankDiedError,
     RankFailedError,
 )
 from collectives.generated_groups import GeneratedGroupAllreduce
@@ -51,6 +52,7 @@ __all__ = [
     "PartialAllreduce",
     "PushSum",
     "QueuedNeighborAverage",
+    "RankDiedError",
     "RankFailedError",
     "ReadyGroupAllreduce",
     "Statistics",

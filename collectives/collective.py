@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from collectives import device, process, settings, timeline
+from collectives import device, process, settings, survival, timeline
 from collectives.agreement import is_on_all_ranks, raise_collectively, singleton_error
 from collectives.description import Described
 from collectives.errors import CollectiveError, CudaError
@@ -48,6 +48,8 @@ class Collective(Described):
     _on_devices = False
     # The `device.Copies` of its vectors, if they are on a device.
     _copies: Any = None
+    # Whether the application goes on after the end of another rank's process, by `abandon`.
+    _is_abandoned = False
     # Whether it compares the ranks' clocks when it is closed, for their timelines.
     _compares_clocks = False
     native: Any
@@ -111,7 +113,10 @@ class Collective(Described):
         self.engine = given["engine"]
         settings.set_log_level(given["log_level"])
         node = self._place.node(comm)
+        self._processes = node.processes
         self._communicators: tuple[MPI.Intracomm, ...] = comm.Dup(), comm.Dup()
+        for communicator in self._communicators:
+            survival.note(communicator)
         self._identity = comm.bcast(secrets.randbits(62))
         self.native = None
         try:
@@ -286,7 +291,7 @@ class Collective(Described):
         try:
             self.native.close()
         except CollectiveError as error:
-            if self.native.cannot_leave and self.size > 1:
+            if self.native.cannot_leave and self.size > 1 and not self._is_abandoned:
                 # The others would wait for this rank forever.
                 process.print_cause(error, self.rank)
                 process.end_job(self.comm, 1)
@@ -297,6 +302,24 @@ class Collective(Described):
                     self._release()
                 finally:
                     device.release(self)
+
+    def abandon(self) -> None:
+        """Leave alone, after a `RankDiedError`; not collective. Closing then has no effect.
+
+        Nothing is completed, and vectors of a call in progress may be partly averaged. Once all
+        ranks have abandoned it, no rank reads or writes another's vectors any more.
+        """
+        if not self._is_ours() or self.native.closed:
+            return
+        with self._place.interrupts_held():
+            self.native.abandon()
+            if self._place.remove(self):
+                if self.path == "direct":
+                    self.native.node.unmap()
+                self._place.unmap_windows()
+                for communicator in self._communicators:
+                    communicator.Free()
+        device.release(self)
 
     def _release(self) -> None:
         """Release what the closed collective has in this process."""
@@ -368,7 +391,7 @@ class Collective(Described):
 
 def _end_job_if_alone(comm: MPI.Intracomm, error: BaseException) -> None:
     """End the job if memory or MPI fails on this rank only, while others wait for it."""
-    if process.place_of(comm) is not process:
+    if process.place_of(comm) is not process or survival.is_rebuilding():
         return
     from mpi4py import MPI
 

@@ -5,6 +5,7 @@ __all__ = [
     "CollectiveError",
     "CudaError",
     "DisagreementError",
+    "RankDiedError",
     "RankFailedError",
 ]
 
@@ -23,6 +24,10 @@ class ClosedError(CollectiveError):
 
 class RankFailedError(CollectiveError):
     """Another rank has failed; only close() is allowed after it."""
+
+
+class RankDiedError(RankFailedError):
+    """The process of another rank has ended, and the job goes on; only `abandon` is allowed."""
 
 
 class CudaError(RuntimeError):

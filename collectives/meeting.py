@@ -40,7 +40,11 @@ def meet(comm, where: str, stall: float, abort: float) -> None:
     if handle not in _unfinished:
         _unfinished[handle] = _Meeting(comm)
     meeting = _unfinished[handle]
-    meeting.wait(where, stall, abort)
+    try:
+        meeting.wait(where, stall, abort)
+    except process.load_mpi().Exception:  # it cannot be continued
+        del _unfinished[handle]
+        raise
     with process.interrupts_held():
         meeting.end()
         del _unfinished[handle]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from collectives import cuda_ipc
+from collectives import cuda_ipc, survival, witness
 from collectives.agreement import name_ranks
 from collectives.errors import CudaError
 from collectives.memory import other_processes
@@ -22,6 +22,7 @@ class Node:
     Attributes:
         ranks: their numbers in the communicator given, sorted.
         cores_per_rank: how many cores they may use, for each of them.
+        processes: their processes, by rank, as far as known.
         elsewhere: a text that says which ranks are on one node; None if all are on one.
     """
 
@@ -29,8 +30,12 @@ class Node:
         from mpi4py import MPI
 
         self._comm = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-        self.ranks = self._comm.allgather(comm.rank)
-        cores = len(set().union(*self._comm.allgather(os.sched_getaffinity(0))))
+        survival.note(self._comm)
+        mine = comm.rank, os.sched_getaffinity(0), witness.identity()
+        everyone = self._comm.allgather(mine)
+        self.ranks = [rank for rank, _, _ in everyone]
+        self.processes = {rank: process for rank, _, process in everyone if process is not None}
+        cores = len(set().union(*(cores for _, cores, _ in everyone)))
         self.cores_per_rank = cores / len(self.ranks)
         self.elsewhere = None
         if len(self.ranks) < comm.size:

@@ -12,7 +12,9 @@ import time
 import traceback
 from pathlib import Path
 
+from collectives import survival
 from collectives.errors import RankFailedError
+from collectives.witness import Identity, Witness
 
 __all__ = [
     "MOST_OPEN",
@@ -43,6 +45,7 @@ __all__ = [
 
 MOST_OPEN = 256
 MPICH_SEGMENT = "/dev/shm/mpich_shm_"
+ABORTING = 3.0  # seconds for MPI_Abort to end the job
 FORWARDING = 0.3  # seconds for the launcher to forward a rank's output before the rank aborts
 
 _open: dict[int, object] = {}
@@ -51,6 +54,9 @@ _open: dict[int, object] = {}
 _places: dict[int, str] = {}
 _places_lock = threading.RLock()
 _registered = False
+# Functions that return what is to be said where the job ends without a rank, such as the newest
+# checkpoint's name; "": nothing.
+last_words: list = []
 _forked = False
 
 
@@ -87,8 +93,15 @@ def end_job(comm, status: int) -> None:
     sys.stdout.flush()
     remove_segments()
     time.sleep(FORWARDING)
+    if survival.is_offered():  # where Open MPI's may wait for ranks that have died
+        threading.Thread(target=_exit_soon, args=[status], daemon=True).start()
     comm.Abort(status)
     os._exit(status)  # MPICH's can return before the job is killed
+
+
+def _exit_soon(status: int) -> None:
+    time.sleep(ABORTING)
+    os._exit(status)
 
 
 def remove_segments() -> None:
@@ -143,8 +156,10 @@ def native():
         raise ImportError(
             f"wagma's extensions were built for {built}, but mpi4py runs on {used}; {remedy}"
         )
-    from collectives.engine import native
+    from collectives.engine import deaths, native
 
+    if survival.is_offered():
+        deaths.find_revoke()
     return native
 
 
@@ -276,6 +291,25 @@ def add(collective, mode: str) -> None:
         _close_all_at_finalize()
     native().engine.add(collective.native, mode)
     _open[id(collective)] = collective
+    if not survival.is_offered():  # else MPI itself tells
+        _witness.watch(list(collective._processes.values()))
+
+
+def _end_without(ended: Identity) -> None:
+    """End the job if the process that has ended was a rank of an open collective."""
+    for collective in opened():
+        for rank, process in collective._processes.items():
+            if process == ended:
+                said = "; ".join(text for each in last_words if (text := each()))
+                sys.stderr.write(
+                    f"rank {collective.rank}: the process of rank {rank} has ended (process "
+                    f"{ended.process} of this node): ending the job{said and '; ' + said}\n"
+                )
+                sys.stderr.flush()
+                end_job(collective.comm, 1)
+
+
+_witness = Witness(_end_without)
 
 
 def remove(collective) -> bool:
@@ -373,6 +407,7 @@ def _close_all() -> None:
             collective.close()
         except Exception as error:  # the next one must be closed as well
             print(f"rank {collective.rank}: {error}", file=sys.stderr, flush=True)
+    survival.bound_finalize()
 
 
 def _close_all_at_finalize() -> None:

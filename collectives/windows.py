@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives import process
+from collectives import process, survival
 from collectives.agreement import raise_collectively
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
@@ -109,6 +109,7 @@ def _shared(comm: MPI.Intracomm, sizes: list[int]) -> list[Any] | None:
         starts.append(end)
         end += -(-size // ALIGNMENT) * ALIGNMENT
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    survival.note(node)
     family = None
     try:
         with contextlib.suppress(AttributeError, OSError, MemoryError):  # memfd_create is Linux's

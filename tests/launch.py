@@ -28,6 +28,7 @@ OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+ULFM = ("--with-ft", "ulfm")
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
@@ -193,7 +194,21 @@ def is_open_mpi() -> bool:
     return "Open MPI" in told.stdout
 
 
-def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
+@functools.cache
+def has_ulfm() -> bool:
+    """Return whether the launcher lets other ranks go on when one's process ends."""
+    if not is_open_mpi():
+        return False
+    told = subprocess.run(
+        [*mpiexec(), *ULFM, "-n", "1", "true"],
+        env={**OPEN_MPI, **os.environ},
+        capture_output=True,
+        timeout=30,
+    )
+    return told.returncode == 0
+
+
+def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=(), options=()) -> Result:
     """Run `mpiexec -n ranks python argv…` and return its result.
 
     Fails where the job outlives `timeout`, leaves a process behind, or, having ended with status
@@ -206,8 +221,9 @@ def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=()) -> Result:
         env: variables to set beside the current ones, of which PYTHONPATH gets STARTUP as well.
         cwd: the directory to run in.
         signals: each `Signal` is sent once, in this order.
+        options: of mpiexec.
     """
-    launcher = [] if ranks is None else [*mpiexec(), "-n", str(ranks)]
+    launcher = [] if ranks is None else [*mpiexec(), *options, "-n", str(ranks)]
     command = [*launcher, sys.executable, *map(str, argv)]
     # Unbuffered, print writes a line in pieces, between which another rank's may come.
     python = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": ""}

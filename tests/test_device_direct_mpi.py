@@ -304,7 +304,7 @@ class TwoNodes(Node):
     def __init__(self, comm):
         self._comm = comm.Split(self.nodes[comm.rank], comm.rank)
         self.ranks = self._comm.allgather(comm.rank)
-        self.cores_per_rank = 0.5
+        self.cores_per_rank, self.processes = 0.5, {}
         self.elsewhere = "the ranks are on two nodes"
 
 

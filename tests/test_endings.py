@@ -4,7 +4,7 @@ import re
 import signal
 
 import pytest
-from launch import Signal
+from launch import Signal, is_open_mpi
 
 pytestmark = pytest.mark.launch
 
@@ -291,6 +291,32 @@ def test_the_launcher_ends_a_job_that_lost_a_process(job, end):
     )
     assert result.returncode != 0
     assert result.seconds < 20
+
+
+def test_a_launcher_that_ends_nothing_is_not_waited_for(job):
+    """As srun: MPICH's mpiexec can be told to let the others be, which then wait forever."""
+    if is_open_mpi():
+        pytest.skip("Open MPI's mpiexec always ends the job, or tells the others (ULFM)")
+    result = job(
+        """
+        import os
+        from collectives import process
+        process.last_words.append(lambda: "the newest checkpoint is runs/7")
+        with GroupAllreduce(comm, x, group_size=2, sync_period=10) as average:
+            for t in range(10**9):
+                if (comm.rank, t) == (1, 5):
+                    os.kill(os.getpid(), 9)
+                average(x)
+        """,
+        ranks=3,
+        options=("-disable-auto-cleanup",),
+    )
+    assert result.returncode != 0
+    assert result.seconds < 20
+    said = (
+        r"the process of rank 1 has ended \(process \d+ of this node\): ending the job; the newest"
+    )
+    assert re.search(said, result.stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT])

@@ -91,7 +91,7 @@ cdef class Agreement:
         """
         cdef int done
         check(&self.error, MPI_Test(&self.request, &done, MPI_STATUS_IGNORE))
-        if not done:
+        if not done or self.error != 0:  # it may have ended in an error
             return False
         if self.counting:
             self.counting = False

@@ -11,7 +11,9 @@ from collectives.engine.calls cimport (
     NO_VECTOR,
     OVER,
     SETTLED,
+    Call,
 )
+from collectives.engine.deaths cimport revoke
 from collectives.engine.driver cimport Driver
 from collectives.engine.inquiry cimport ANSWER
 from collectives.engine.waiting cimport wait_for
@@ -213,6 +215,31 @@ cdef class NativeCollective(Driver):
         pthread_mutex_unlock(&mpi_mutex)
         if self.error != 0 and not self.said_error:
             raise self.engine_error()
+
+    def abandon(self):
+        """Leave alone, after the end of another rank's process; a started call has failed.
+
+        Nothing that this rank has begun is completed, and no other rank may use its memory.
+        """
+        cdef Call call = self.caller.pending
+        self.check_owner()
+        if self.closed:
+            return
+        if call is not None:
+            call.error = self.engine_error()
+            with nogil:
+                self.caller._abandon(self)
+            self.caller._forget(call)
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            if not self.bereft and revoke != NULL:
+                self.mourn()  # another operation than this collective's has failed
+            self.closed = True
+            pthread_mutex_unlock(&self.lock)
+        self.caller.last_vector = None
+        pthread_mutex_lock(&mpi_mutex)
+        self.free_requests()
+        pthread_mutex_unlock(&mpi_mutex)
 
     cdef int _leave(self) except -1 nogil:
         """Enter CLOSE, once no interrupted operation is pending, and wait for its end."""

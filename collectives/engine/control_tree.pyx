@@ -79,7 +79,7 @@ cdef class ControlTree(TreePort):
             return
         check(&self.error, MPI_Testsome(
             self.protocol.dimensions, self.receives, &count, indices, MPI_STATUSES_IGNORE))
-        if count == MPI_UNDEFINED:
+        if count == MPI_UNDEFINED or self.error != 0:  # they may have ended in an error
             return
         for i in range(count):
             k = indices[i]

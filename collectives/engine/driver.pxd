@@ -1,3 +1,5 @@
+from mpi4py.libmpi cimport MPI_Comm
+
 from collectives.engine.agreement cimport Agreement
 from collectives.engine.calls cimport Caller
 from collectives.engine.control_tree cimport ControlTree
@@ -38,6 +40,9 @@ cdef class Driver(Served):
     # An error code of MPI, or 0; whether the application has been told of it.
     cdef int error
     cdef bint said_error
+    # The communicators, and whether they have been revoked because a rank has died.
+    cdef MPI_Comm communicators[2]
+    cdef readonly bint bereft
     # Whether the last poll left work in flight; number of polls.
     cdef bint busy
     cdef unsigned int polls
@@ -45,6 +50,7 @@ cdef class Driver(Served):
     cdef int drive(
         self, RankProtocol steps, EnginePort port, ControlTree tree, weighing=*) except -1
     cdef void advance(self) noexcept nogil
+    cdef void mourn(self) noexcept nogil
     cdef bint is_busy(self) noexcept nogil
     cdef void exchange_control_messages(self) noexcept nogil
     cdef void enter_operation(self, int operation) noexcept nogil

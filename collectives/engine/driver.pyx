@@ -8,12 +8,13 @@ serializes all MPI calls and is held for nothing else. No MPI call blocks.
 
 from libc.string cimport strlen
 from mpi4py import MPI
-from mpi4py.libmpi cimport MPI_ERR_NO_MEM
+from mpi4py.libmpi cimport MPI_ERR_NO_MEM, MPI_Comm
 from mpi4py.MPI cimport Comm
 
 from collectives.engine.agreement cimport Agreement
 from collectives.engine.calls cimport CAUGHT_UP, DONE, OVER, SETTLED, Caller, new_result
 from collectives.engine.control_tree cimport ControlTree
+from collectives.engine.deaths cimport revoke
 from collectives.engine.inquiry cimport Inquiry
 from collectives.engine.node_memory cimport NodeMemory
 from collectives.engine.ports cimport EnginePort
@@ -32,8 +33,9 @@ from collectives.protocols.all_ranks cimport AGREEING, CLOSE, JOIN, OUTSIDE
 from collectives.protocols.contribution cimport SCRATCH
 from collectives.protocols.rank cimport RankProtocol
 
-from collectives.errors import ClosedError, CollectiveError, RankFailedError
+from collectives.errors import ClosedError, CollectiveError, RankDiedError, RankFailedError
 from collectives.process import check_owner
+from collectives.survival import name_dead
 from collectives.topology import activation_peers
 
 cdef extern from "Python.h" nogil:
@@ -83,6 +85,7 @@ cdef class Driver(Served):
         self.layout = Layout(
             [array.dtype.name for array in like], [array.size for array in like], single,
             make_space)
+        self.communicators[0], self.communicators[1] = control.ob_mpi, data.ob_mpi
         self.exchange = Exchange(data, self.layout, wire_dtype, by_messages)
         self.reduction = self.exchange.reduction
         self.vectors = HostVectors(self.layout)
@@ -189,6 +192,9 @@ cdef class Driver(Served):
     # Progress
 
     cdef bint progress(self) noexcept nogil:
+        if self.bereft:
+            self.busy = False
+            return False
         self.layout.space.attach()
         if self.size > 1:
             self.exchange_control_messages()
@@ -197,12 +203,23 @@ cdef class Driver(Served):
         self.advance()
         if self.reduction.error != 0:
             self.error = self.reduction.error
-        if self.error != 0 and self.protocol.failed < 0:
+        if self.error != 0 and self.error != MPI_ERR_NO_MEM and revoke != NULL:
+            self.mourn()
+        elif self.error != 0 and self.protocol.failed < 0:
             self.tree.fail(
                 self.rank, b"no memory is left for messages or vectors"
                 if self.error == MPI_ERR_NO_MEM else b"an MPI function has failed")
         self.busy = self.is_busy()
         return self.busy
+
+    cdef void mourn(self) noexcept nogil:
+        """Note that a rank has died, and have every rank note it; nothing more is communicated."""
+        cdef MPI_Comm communicator
+        self.bereft = True
+        pthread_mutex_lock(&mpi_mutex)
+        for communicator in self.communicators:
+            revoke(communicator)
+        pthread_mutex_unlock(&mpi_mutex)
 
     cdef void exchange_control_messages(self) noexcept nogil:
         """Receive and send control messages, questions and agreements."""
@@ -316,6 +333,9 @@ cdef class Driver(Served):
         self.said_error = True
         if self.error == MPI_ERR_NO_MEM:
             return CollectiveError(f"rank {self.rank} has no memory left for messages or vectors")
+        if self.bereft:
+            return RankDiedError(
+                f"{name_dead(self.stalls.control)} has ended, so only abandon() is allowed here")
         return CollectiveError(f"rank {self.rank}: {MPI.Get_error_string(self.error)}")
 
     cdef failure_error(self):

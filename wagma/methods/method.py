@@ -211,6 +211,7 @@ class Method:
         comm: MPI.Intracomm,
         options: Mapping[str, Any],
         seed: int,
+        survive: Any = False,
     ) -> AveragingOptimizer:
         """Make its optimizer around a local one; collective.
 
@@ -220,12 +221,15 @@ class Method:
             comm: mpi4py intracommunicator of the ranks that train together.
             options: by name, as `resolved` returns them.
             seed: seed of the method's random draws, the same on all ranks.
+            survive: as `wagma.optim.WAGMA` takes it.
 
         Returns:
             The optimizer, which the caller closes.
         """
-        seeded = {"seed": seed} if self.seeded else {}
-        return load(self.optimizer)(local, model, comm=comm, **options, **seeded)
+        more = {"seed": seed} if self.seeded else {}
+        if survive:
+            more["survive"] = survive
+        return load(self.optimizer)(local, model, comm=comm, **options, **more)
 
     def bound(self, seconds: np.ndarray, options: Mapping[str, Any]) -> float:
         """Return the seconds that a job would take if communication were free.

@@ -11,6 +11,7 @@ import torch
 import collectives
 from collectives.settings import checked_weight
 from wagma.optim.gradients import FlatGradients, GradientAveraging
+from wagma.optim.survival import Recovery
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
@@ -42,6 +43,8 @@ class Allreduce(GradientAveraging):
     """
 
     _uses_windows = True
+    _survives = True
+    _has_equal_models = True
 
     collective: collectives.GroupAllreduce
 
@@ -52,13 +55,14 @@ class Allreduce(GradientAveraging):
         *,
         compute_limit: float | None = None,
         comm: MPI.Intracomm | None = None,
+        survive: bool | Callable[[Recovery], object] = False,
         **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
-            model, comm: as for `Averaging`.
+            model, comm, survive: as for `Averaging`.
             compute_limit: seconds of a step in which micro-batches begin, above 0; None: no limit.
             **options: see `collectives.CollectiveOptions`.
 
@@ -68,7 +72,14 @@ class Allreduce(GradientAveraging):
         self.compute_limit, self.left_out = compute_limit, 0
         self.computed: int | None = None
         self._clock = time.perf_counter
-        super().__init__(optimizer, model, {"compute_limit": compute_limit}, comm=comm, **options)
+        super().__init__(
+            optimizer,
+            model,
+            {"compute_limit": compute_limit},
+            comm=comm,
+            survive=survive,
+            **options,
+        )
 
     def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
         super()._check_settings(optimizer)
@@ -135,7 +146,11 @@ class Allreduce(GradientAveraging):
         if computed is not None:
             self._gradients.divide(max(computed, 1))
             weight *= computed
-        result = self.collective(self._gradients.vectors, weight=weight)
+        if self._is_behind():
+            return loss
+        result = self._average_step(lambda: self.collective(self._gradients.vectors, weight=weight))
+        if result is None:
+            return loss
         self._note(result)
         if result.weight > 0:
             # A rank whose gradients are all in the mean need not read which ones are.

@@ -5,20 +5,25 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
 import collectives
+from collectives import process
 from collectives.agreement import counted, raise_collectively
 from collectives.collective import check_comm
 from collectives.meeting import meet
-from collectives.process import load_mpi
+from collectives.process import load_mpi, place_of
+from collectives.result import Result
 from collectives.settings import (
     checked_weight,
     difference,
@@ -26,11 +31,13 @@ from collectives.settings import (
     or_default,
     unknown_option,
 )
+from collectives.survival import rebuilding, why_not
 from collectives.timeline import is_recording, span
 from wagma.optim.extras import Extra
 from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.interfaces import Collective
 from wagma.optim.shards import Shards
+from wagma.optim.survival import Recovery, Survival, average, equalize
 from wagma.optim.vectors import DeviceVector, zeros_in_windows
 from wagma.optim.wrapper import Wrapper
 
@@ -38,10 +45,11 @@ if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
     from typing_extensions import Self, Unpack
 
-    from collectives.result import Result
     from wagma.recording import Recording
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+Saved = tuple[list[torch.Tensor], list[torch.Tensor]]  # see Averaging._save
 
 _made: weakref.WeakSet[Averaging] = weakref.WeakSet()
 
@@ -68,7 +76,7 @@ class _JoinBlocks(threading.local):
                 self.begun = None
 
 
-_join_blocks = _JoinBlocks()
+join_blocks = _JoinBlocks()
 
 
 class Averaging(Wrapper):
@@ -119,6 +127,9 @@ class Averaging(Wrapper):
     # The options that the constructor takes.
     # Whether its collective averages vectors in windows where they are.
     _uses_windows = False
+    # Whether it can go on without a rank; and whether all ranks then have the same model anyway.
+    _survives = False
+    _has_equal_models = False
     # What is averaged in addition to the model; `_check_settings` sets another choice.
     _shards = Shards(False, None)
 
@@ -129,6 +140,7 @@ class Averaging(Wrapper):
         arguments: dict[str, Any],
         *,
         comm: MPI.Intracomm | None = None,
+        survive: bool | Callable[[Recovery], object] = False,
         **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
@@ -140,6 +152,9 @@ class Averaging(Wrapper):
                 on every rank.
             arguments: the method's own, by name, for `_check_settings` and `_make_collective`.
             comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated.
+            survive: whether the others go on if the process of a rank ends; or a function that is
+                called with the `Recovery` each time they did. It needs Open MPI 5 under its own
+                ``mpiexec --with-ft ulfm``, and a method that can.
             **options: see `collectives.CollectiveOptions`.
 
         Raises:
@@ -161,8 +176,10 @@ class Averaging(Wrapper):
         except (TypeError, ValueError) as problem:
             error = problem
         error = error or unknown_option(type(self), collectives.CollectiveOptions, options)
+        error = error or self._survival_error(comm, survive)
         raise_collectively(comm, error)
-        raise_collectively(comm, difference(comm, {"algorithm": type(self).__name__, **own}))
+        common = {"algorithm": type(self).__name__, "survive": bool(survive), **own}
+        raise_collectively(comm, difference(comm, common))
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
         device = next(t.value.device.type for t in tensors if t.value.is_floating_point())
         try:
@@ -176,7 +193,17 @@ class Averaging(Wrapper):
         self.flat = FlatModel(model, tensors, self._make_zeros(options))
         try:
             self._extras = self._make_extras(**arguments)
-            self.collective: Any = self._make_collective(comm, **arguments, **options)
+            if survive:
+                self._survival = Survival(
+                    comm,
+                    [] if self._has_equal_models else self._memory,
+                    survive if callable(survive) else None,
+                )
+                self.comm = comm = self._survival.survivors.comm
+            self._arguments, self._options = arguments, options
+            self.collective: Any = None
+            self.collective = self._make_collective(comm, **arguments, **options)
+            self.collective._is_abandoned = bool(survive)
         except BaseException:
             self.flat.release()
             raise
@@ -206,6 +233,28 @@ class Averaging(Wrapper):
                 the optimizer.
         """
         return {}
+
+    def _survival_error(self, comm: MPI.Intracomm, survive: Any) -> Exception | None:
+        """Return why the others could not go on without a rank, if that is asked for."""
+        if not isinstance(survive, bool) and not callable(survive):
+            return TypeError(f"survive must be True, False or a function, not {survive!r}")
+        if not survive:
+            return None
+        name = type(self).__name__
+        if not self._survives:
+            return ValueError(
+                f"survive: {name} cannot go on without a rank; WAGMA, LocalSGD with "
+                "trigger='count' and Allreduce can"
+            )
+        if place_of(comm) is not process:
+            return ValueError("survive: simulated ranks do not die")
+        if any(other._survival is not None and not other.closed for other in _made):
+            return ValueError(
+                f"survive: another optimizer of this process is open with it, and ranks could not "
+                f"agree which goes on first: close that one before {name} is made"
+            )
+        reason = why_not()
+        return RuntimeError(f"survive: {reason}") if reason else None
 
     def _make_zeros(self, options: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
         """Return what makes averaged vectors: in windows if that is of use on all ranks."""
@@ -326,7 +375,10 @@ class Averaging(Wrapper):
         self._check_usable()
         self.complete()
         self.flat.check()
-        self._average_now()
+        if self._survival is None:
+            self._average_now()
+        else:
+            self._together(self._average_now, self._save())
         self._changed()
 
     @contextmanager
@@ -340,19 +392,29 @@ class Averaging(Wrapper):
             RuntimeError: inside `averaged()`, or after its own `join` block inside another one.
             collectives.ClosedError: after `close`.
         """
-        with self._holding(self.collective.average):
+        with self._holding(lambda vectors: self.collective.average(vectors), together=True):
             yield
 
     @contextmanager
-    def _holding(self, get: Callable[[Any], Any]) -> Iterator[Any]:
-        """Hold in the model what `get` overwrites its vectors by; yield what that returns."""
+    def _holding(self, get: Callable[[Any], Any], *, together: bool = False) -> Iterator[Any]:
+        """Hold in the model what `get` overwrites its vectors by; yield what that returns.
+
+        Args:
+            get: takes the vectors.
+            together: whether it is collective.
+        """
         self._check_usable()
         self.flat.check()
+        if self._survival is not None:
+            self.complete()
         own = self._save()
         outstanding = self._set_aside()
         self._inside_average = True
         try:
-            got = get(self._vectors)
+            if together:
+                got, own = self._together(lambda: get(self._vectors), own)
+            else:
+                got = get(self._vectors)
             self._extras_changed()
             yield got
         finally:
@@ -387,7 +449,7 @@ class Averaging(Wrapper):
             return
         self._inside_join = True
         try:
-            with _join_blocks.enter() as begun:
+            with join_blocks.enter() as begun:
                 yield
                 self._check_usable()
                 self.complete()
@@ -403,8 +465,12 @@ class Averaging(Wrapper):
         """Begin to take part in the others' steps; wait for the others at the end of the block."""
         self._has_joined = True
         try:
-            with self._taking_part():
-                yield
+            if self._survival is None:
+                with self._taking_part():
+                    yield
+            else:
+                with self._taking_part_anyway(self._survival):
+                    yield
         finally:
             self._has_joined = False
         for extra in self._extras:
@@ -443,6 +509,10 @@ class Averaging(Wrapper):
     def _average_now(self) -> None:
         """Set every rank's model to the average over all ranks."""
         self.collective.synchronize(self._vectors)
+
+    def _settle(self) -> None:
+        """Bring in what is under way, and set every rank's model to the average; collective."""
+        self.synchronize()
 
     def _go_on_from(self, averaging: dict[str, Any]) -> None:
         """Continue from the current model, with the version in `averaging`: see `state_dict`."""
@@ -520,6 +590,8 @@ class Averaging(Wrapper):
             warn_of_ranks(averaging.get("ranks", self.collective.size), self.collective.size)
         restarts = self._extras and not self._each_has_its_own(averaging)
         self._go_on_from(averaging)
+        if self._survival is not None:
+            self._survival.go_to(self.collective.version)
         if restarts:
             for extra in self._extras:
                 extra.joined()
@@ -567,7 +639,7 @@ class Averaging(Wrapper):
         The model keeps this rank's values, in memory of its own again. Closing twice has no effect.
         """
         try:
-            self.collective.close()
+            self._leave()
         except BaseException:
             self._recorded.clear()  # other ranks may not come
             raise
@@ -575,12 +647,33 @@ class Averaging(Wrapper):
             self._release()
         self._finish_records()
 
+    def _leave(self) -> None:
+        """Close the collective; where ranks survive others, until all have."""
+        if self._survival is None or self.closed:
+            self.collective.close()
+            return
+        while not self._survival.survivors.agree(self._closes()):
+            self._recover(partial(self._restore, self._save()), asked=True)
+
+    def _closes(self) -> bool:
+        """Close the collective, and return whether that has succeeded."""
+        try:
+            self.collective.close()
+        except collectives.RankDiedError:
+            return False
+        return True
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: Any) -> None:
         try:
-            self.collective.__exit__(*exception)
+            if exception[0] is None:
+                self._leave()
+            else:
+                # If a rank has died, the job ends: others may wait for this one to go on with them.
+                self.collective._is_abandoned = False
+                self.collective.__exit__(*exception)
         finally:
             try:
                 self._release()
@@ -601,13 +694,242 @@ class Averaging(Wrapper):
         while self._recorded:
             self._recorded.pop(0).finish()
 
+    # Going on after the end of another rank's process
+
+    _survival: Survival | None = None
+
+    def _is_behind(self) -> bool:
+        """Begin a step's average; return whether the others have made it without this rank."""
+        survival = self._survival
+        if survival is None or survival.begin_step(self._published):
+            return False
+        rank, step = self.collective.rank, survival.steps - 1
+        self._note(Result(step, False, step, (rank,), 1.0, False))
+        return True
+
+    @property
+    def _published(self) -> list[torch.Tensor]:
+        """The vectors of which the others need a copy if this rank dies."""
+        return [] if self._has_equal_models else self._memory
+
+    def _average_step(self, call: Callable[[], T]) -> T | None:
+        """Return a call's result for the step that `_is_behind` has begun.
+
+        After a recovery, which takes the place of the step's average, return None.
+        """
+        result, recovered = self._surviving(call, restore=self._restore_published)
+        survival = self._survival
+        if survival is not None:
+            survival.done = survival.steps
+            if recovered:
+                size, step = self.collective.size, survival.steps - 1
+                self._note(Result(step, True, step, tuple(range(size)), float(size), True))
+        return result
+
+    def _surviving(
+        self, call: Callable[[], T], *, restore: Callable[[], None]
+    ) -> tuple[T | None, bool]:
+        """Return the result of a call; if ranks die meanwhile, go on without them instead.
+
+        Args:
+            call: calls the collective.
+            restore: puts this rank's own values back into vectors that it has partly averaged.
+
+        Returns:
+            The result, None if there was a recovery; and whether there was one.
+        """
+        if self._survival is None:
+            return call(), False
+        from mpi4py import MPI
+
+        try:
+            return call(), False
+        except (collectives.RankDiedError, MPI.Exception) as error:
+            log.debug("rank %d: %s", self.collective.rank, error)
+        self._recover(restore)
+        return None, True
+
+    def _together(self, call: Callable[[], T], own: Saved) -> tuple[T | None, Saved]:
+        """Return the result of a call that averages the models of all ranks.
+
+        After a recovery it is made again, unless another rank had completed it: then the average of
+        the recovery takes its place, and the result is None.
+
+        Args:
+            call: calls the collective.
+            own: the rank's model, from `_save`.
+
+        Returns:
+            The result, and the rank's own model, which a recovery replaces.
+        """
+        survival = self._survival
+        if survival is None:
+            return call(), own
+        result, recovered = self._surviving(call, restore=partial(self._restore, own))
+        while recovered:
+            own = self._save()
+            if survival.others_completed > survival.completed:
+                break
+            result, recovered = self._surviving(call, restore=partial(self._restore, own))
+        survival.completed += 1
+        return result, own
+
+    @torch.no_grad()
+    def _restore_published(self) -> None:
+        if self._survival is not None and self._published:
+            for vector, own in zip(self._memory, self._survival.last.own, strict=True):
+                vector.copy_(own)
+
+    @contextmanager
+    def _taking_part_anyway(self, survival: Survival) -> Iterator[None]:
+        """Take part in the others' steps, also after recoveries, until all have joined."""
+        from mpi4py import MPI
+
+        own = self._save()
+        begun = False
+        while survival.joined <= survival.joins:
+            try:
+                with self._taking_part():
+                    if not begun:
+                        begun = True
+                        yield
+                break
+            except (collectives.RankDiedError, MPI.Exception):
+                self._recover(partial(self._restore, own))
+                own = self._save()
+        if not begun:
+            yield
+        survival.joins += 1
+        survival.joined = survival.joins
+        survival.go_to(self.collective.version)
+
+    def _recover(self, restore: Callable[[], None], *, asked: bool = False) -> None:
+        """Go on without the ranks that have died, from the average of all models; collective.
+
+        Args:
+            restore: see `_surviving`.
+            asked: whether the ranks have just agreed to do so.
+        """
+        survival = self._survival
+        assert survival is not None
+        began = time.monotonic()
+        try:
+            recovery = self._go_on(survival, restore, asked)
+        except BaseException as error:  # the others would wait for this rank forever
+            process.print_cause(error, self.collective.rank)
+            process.end_job(survival.survivors.comm, 1)
+            raise
+        recovery = replace(recovery, seconds=time.monotonic() - began)
+        log.log(logging.INFO if self.comm.rank else logging.WARNING, "%s", recovery)
+        if survival.told is not None:
+            survival.told(recovery)
+
+    def _go_on(self, survival: Survival, restore: Callable[[], None], asked: bool) -> Recovery:
+        """Do what `_recover` says, except telling of it."""
+        size = survival.survivors.comm.size
+        self.collective.abandon()
+        survival.survivors.revoke()
+        if not asked:
+            survival.survivors.agree(False)
+        restore()  # only now: the others have written into this rank's vectors until then
+        own = [vector.clone() for vector in self._memory]
+        recovery = self._rebuild(survival, own, size)
+        while not survival.survivors.agree(recovery is not None):
+            recovery = self._rebuild(survival, own, size)
+        assert recovery is not None
+        survival.publish(self._published)
+        return recovery
+
+    def _rebuild(self, survival: Survival, own: list[torch.Tensor], size: int) -> Recovery | None:
+        """Average the models of those that live, and make their collective; collective.
+
+        Args:
+            survival: of this optimizer.
+            own: this rank's vectors.
+            size: the number of ranks before.
+
+        Returns:
+            None if it has failed because a rank has died meanwhile.
+        """
+        from mpi4py import MPI
+
+        self.collective.abandon()
+        survival.survivors.shrink()
+        comm = survival.survivors.comm
+        try:
+            with rebuilding(comm):
+                return self._build_again(survival, own, size)
+        except (collectives.RankDiedError, MPI.Exception) as error:
+            log.debug("recovery on %d ranks: %s", comm.size, error)
+            survival.survivors.revoke()
+            return None
+
+    def _build_again(self, survival: Survival, own: list[torch.Tensor], size: int) -> Recovery:
+        """Do what `_rebuild` says, or raise what a collective or MPI raises."""
+        comm = survival.survivors.comm
+        facts, dead = survival.gather(getattr(self, "total_steps", 0.0))
+        readers = survival.estates(dead) if self._published else {}
+        newest = survival.done == max(each.done for each in facts)
+        models = [own] if newest or not self._has_equal_models else []
+        models += [
+            last[1]
+            for each, (reader, _) in readers.items()
+            if reader == comm.rank and (last := survival.last.of(each))
+        ]
+        average(comm, self._memory, models)
+        if self._has_equal_models:
+            equalize(comm, self.optimizer, [each.done for each in facts])
+        self.comm = comm
+        self.flat.zeros = self._make_zeros(self._options)
+        self.collective = self._make_collective(comm, **self._arguments_for(comm.size))
+        self.collective._is_abandoned = True
+        version = max(each.steps for each in facts)
+        total = max(each.total for each in facts)
+        self._go_on_from({"version": version, "total": total, "ranks": comm.size})
+        self._changed()
+        for extra in self._extras:
+            extra.joined()
+        self._rebuilt()
+        survival.behind = self._behind(version - survival.steps)
+        survival.joined = max(each.joins for each in facts)
+        survival.others_completed = max(each.completed for each in facts)
+        recovery = Recovery(
+            tuple(sorted(map(survival.rank_before, dead))),
+            tuple(sorted(map(survival.rank_before, readers))),
+            *(size, comm.size, version, survival.behind),
+            survival.describe_lost(dead, readers),
+            0.0,
+        )
+        comm.Barrier()
+        survival.members = [each.identity for each in facts]
+        return recovery
+
+    def _arguments_for(self, size: int) -> dict[str, Any]:
+        """Return the arguments of the collective for another number of ranks."""
+        arguments = {**self._arguments, **self._options}
+        if arguments.get("group_size") is not None:
+            arguments["group_size"] = min(arguments["group_size"], size)
+        return arguments
+
+    def _behind(self, steps: int) -> int:
+        """Return how many steps a rank makes without averages if it is this many behind."""
+        return steps
+
+    def _rebuilt(self) -> None:
+        """Go on with another collective."""
+
     # Parts of methods
 
     def _average_model(self, **weight: float) -> None:
         """Call the collective with the model, which is overwritten by the result."""
         self.flat.check_places()
+        if self._is_behind():
+            return
         self._begin_call()
-        self._note(self.collective(self._vectors, **weight))
+        result = self._average_step(lambda: self.collective(self._vectors, **weight))
+        if result is None:
+            return
+        self._note(result)
         self._end_call()
         self._changed()
 
@@ -668,13 +990,13 @@ class Averaging(Wrapper):
                 extra.changed(on_host[-count:] if on_host and count else None)
                 del on_host[len(on_host) - count :]
 
-    def _save(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _save(self) -> Saved:
         """Return a copy of the model and of what else is averaged, for `_restore`."""
         vectors, constants = self.flat.save()
         more = [vector.clone() for extra in self._extras for vector in extra.memory]
         return vectors + more, constants
 
-    def _restore(self, saved: tuple[list[torch.Tensor], list[torch.Tensor]]) -> None:
+    def _restore(self, saved: Saved) -> None:
         """Put the values that `_save` returned back, bit for bit."""
         vectors, constants = saved
         count = len(self.flat.memory)

@@ -97,6 +97,11 @@ class EagerSGD(GradientAveraging):
         """Set every rank's model to the average over all ranks; contributions are unaffected."""
         self.collective.average(self._vectors)
 
+    def _settle(self) -> None:
+        """Apply all contributions, and set every rank's model to the average; collective."""
+        with self.join():
+            pass
+
     def _go_on_from(self, averaging: dict[str, Any]) -> None:
         """Continue with its version, without outstanding contributions."""
         self.collective.load(averaging["version"])

@@ -169,6 +169,8 @@ class GradientAveraging(Averaging):
         with self._joining_collective():
             yield
         steps = self.comm.allgather(made)
+        if min(steps) == max(steps):
+            return
         state = self.comm.bcast(self.optimizer.state_dict(), root=steps.index(max(steps)))
         if made < max(steps):
             self.optimizer.load_state_dict(state)

@@ -12,6 +12,7 @@ import collectives
 from wagma.optim.averaging import Averaging, weights_of
 from wagma.optim.extras import Extra
 from wagma.optim.shards import Shards
+from wagma.optim.survival import Recovery
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
@@ -61,12 +62,14 @@ class LocalSGD(Averaging):
         correction: str | None = None,
         comm: MPI.Intracomm | None = None,
         wire_dtype: str | torch.dtype | None = None,
+        survive: bool | Callable[[Recovery], object] = False,
         **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
         Args:
             optimizer, model, comm: as for `Averaging`.
+            survive: as for `Averaging`; with trigger "count" only.
             sync_period: τ, steps from one average to the next, at least 1.
             trigger: "count": all ranks average after τ steps of each. "solo": after τ steps of the
                 first.
@@ -93,6 +96,7 @@ class LocalSGD(Averaging):
                 "wire_dtype": wire_dtype,
             },
             comm=comm,
+            survive=survive,
             **options,
         )
         self.trigger = trigger
@@ -109,6 +113,7 @@ class LocalSGD(Averaging):
     ) -> dict[str, Any]:
         if trigger not in ("count", "solo"):
             raise ValueError(f"trigger is {trigger!r}, not one of count, solo")
+        self._survives = trigger == "count"
         self._shards = Shards(average_state, correction, often=True)
         self._shards.check_weights(weights)
         return {"trigger": trigger, **self._shards.settings}

@@ -13,6 +13,7 @@ from wagma.optim.averaging import Averaging, weights_of
 from wagma.optim.extras import Extra
 from wagma.optim.overlap import Overlap
 from wagma.optim.shards import Shards
+from wagma.optim.survival import Recovery
 from wagma.optim.vectors import for_collective
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -65,6 +66,7 @@ class WAGMA(Averaging):
 
     _simulated_vectors = 4  # with overlap
     _uses_windows = True
+    _survives = True
     _work: dict[str, float]
     _held_total: float | None = None
     collective: collectives.GroupAllreduce
@@ -89,12 +91,13 @@ class WAGMA(Averaging):
         correction: str | None = None,
         correction_every: int | str = 1,
         wire_dtype: str | torch.dtype | None = None,
+        survive: bool | Callable[[Recovery], object] = False,
         **options: Unpack[collectives.CollectiveOptions],
     ):
         """Wrap an optimizer and its model; collective.
 
         Args:
-            optimizer, model, comm: as for `Averaging`.
+            optimizer, model, comm, survive: as for `Averaging`.
             group_size: S, ranks per group, 1 to the number of ranks P; by default the paper's √P,
                 rounded up to a power of two.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
@@ -144,11 +147,21 @@ class WAGMA(Averaging):
                 "wire_dtype": wire_dtype,
             },
             comm=comm,
+            survive=survive,
             **options,
         )
         self.overlap = overlap
-        more = [vector for extra in self._extras for vector in extra.memory]
-        self._overlap: Any = Overlap(self.flat, more, self.collective) if overlap else None
+        self._overlap: Any = None
+        self._rebuilt()
+
+    def _rebuilt(self) -> None:
+        if self.overlap:
+            more = [vector for extra in self._extras for vector in extra.memory]
+            self._overlap = Overlap(self.flat, more, self.collective)
+        self._renew_lease()
+
+    def _behind(self, steps: int) -> int:
+        return 0 if self._at_own_pace else steps
 
     def _check_settings(
         self,
@@ -222,8 +235,9 @@ class WAGMA(Averaging):
         loss = self._local_step(closure)
         if self.overlap and not self._next_waits_for_all():
             self.flat.check_places()
-            self._begin_call()
-            self._overlap.start(weight=weight, **self._work)
+            if not self._is_behind():
+                self._begin_call()
+                self._average_step(lambda: self._overlap.start(weight=weight, **self._work))
         else:
             self._average_model(weight=weight, **self._work)
         return loss
@@ -264,7 +278,7 @@ class WAGMA(Averaging):
             ValueError: the optimizer was made without `keep_average`.
             collectives.ClosedError: after `close`.
         """
-        with self._holding(self.collective.last_average) as kept:
+        with self._holding(lambda vectors: self.collective.last_average(vectors)) as kept:
             if kept is None:
                 raise RuntimeError("there was no average over all ranks yet")
             self._held_total = kept[1]
@@ -385,7 +399,10 @@ class WAGMA(Averaging):
 
     def _take(self) -> None:
         """Put the outstanding average into the model, and go on from it."""
-        self._note(self._overlap.take())
+        result = self._average_step(self._overlap.take)
+        if result is None:
+            return
+        self._note(result)
         self._end_call()
         self._extras_changed()
         self._renew_lease()

@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from collectives.memory.layout import Layout
 from collectives.result import Result
@@ -108,6 +108,7 @@ class Node:
     """
 
     cores_per_rank = 2.0
+    processes: ClassVar[dict[int, Any]] = {}
 
     def __init__(self, comm: Communicator) -> None:
         node_of = comm.ranks.job.machine.for_job(comm.size).node_of(comm.size)

@@ -1,0 +1,280 @@
+"""A rank's process ends, and the others go on: under Open MPI's `mpiexec --with-ft ulfm`."""
+
+import json
+import re
+
+import launch
+import pytest
+from launch import ULFM
+
+pytestmark = pytest.mark.launch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ulfm():
+    if not launch.has_ulfm():
+        pytest.skip("this mpiexec has no ULFM: no rank can go on without another")
+
+
+HEAD = """
+import os, random, signal, sys, threading
+import torch
+from mpi4py import MPI
+from wagma import optim
+
+torch.set_num_threads(1)
+comm = MPI.COMM_WORLD
+me = comm.rank  # for ever
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1))
+
+
+def make(name, comm=comm, **options):
+    "Return a model, its optimizer, and the list of what the rank is told."
+    mine, told = model(), []
+    local = torch.optim.SGD(mine.parameters(), lr=0.01, momentum=0.9)
+    return mine, getattr(optim, name)(local, mine, comm=comm, survive=told.append, **options), told
+
+
+def train(mine, optimizer, told, living):
+    "Make steps until so many ranks are left, and ten more; return how many."
+    made = 0
+    while optimizer.comm.size > living or made < told[-1].version + 10:
+        inputs = torch.randn(8, 64)
+        optimizer.zero_grad()
+        mine(inputs).square().mean().backward()
+        optimizer.step()
+        made += 1
+        if made % 7 == 0:
+            with optimizer.averaged():
+                pass
+    return made
+
+
+def checked(mine, optimizer, made):
+    "Check what holds for all that are left, and close."
+    optimizer.synchronize()
+    values = torch.cat([each.detach().flatten() for each in mine.parameters()])
+    assert values.isfinite().all()
+    everyone = optimizer.comm.allgather((values.tolist(), made))
+    assert all(each == everyone[0] for each in everyone)
+    optimizer.close()
+"""
+
+
+@pytest.fixture
+def job(mpirun_text):
+    def run(body, ranks=4, options=ULFM, **more):
+        return mpirun_text(ranks, HEAD, body, options=options, **more)
+
+    return run
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_others_go_on_until_one_is_left_whatever_the_method(job, seed):
+    """At random moments a rank dies in each of three trainings, one after the other."""
+    result = job(
+        f"""
+        draw = random.Random({seed})
+        order = draw.sample(range(4), 3)
+        after = [draw.uniform(0.02, 0.4) for _ in order]
+        trainings = [
+            ("WAGMA", dict(overlap={seed == 1})),
+            ("LocalSGD", dict(sync_period=3)),
+            ("Allreduce", {{}}),
+        ]
+        group = comm
+        for (name, options), victim, seconds in zip(trainings, order, after):
+            mine, optimizer, told = make(name, group, **options)
+            if me == victim:
+                threading.Timer(seconds, die).start()
+            made = train(mine, optimizer, told, group.size - 1)
+            assert len(told) == 1 and len(told[0].dead) == 1, told
+            assert told[0].counted == (() if name == "Allreduce" else told[0].dead), told
+            checked(mine, optimizer, made)
+            group = optimizer.comm
+        print("went on", group.size, told[0], flush=True)
+        """,
+    )
+    assert "went on 1 rank" in result.check().stdout
+
+
+@pytest.mark.parametrize("transport", ["shared", "messages"])
+def test_two_die_at_once_and_one_more_during_the_recovery(job, transport):
+    result = job(
+        """
+        from wagma.optim import averaging
+
+        def dying(*arguments):
+            die()
+
+        if me == 3:
+            averaging.average = dying
+        mine, optimizer, told = make("WAGMA", group_size=4)
+        if me in (0, 1):
+            threading.Timer(0.2, die).start()
+        made = train(mine, optimizer, told, 2)
+        checked(mine, optimizer, made)
+        dead = [each for recovery in told for each in recovery.dead]
+        print("went on", optimizer.comm.size, len(dead), flush=True)
+        """,
+        ranks=5,
+        env={"WAGMA_TRANSPORT": transport},
+    )
+    assert result.check().stdout.count("went on 2 3") == 2
+
+
+def test_ranks_that_have_joined_go_on_as_well(job):
+    """Rank 0 has no more steps to make when rank 1 dies; ranks 2 and 3 have."""
+    result = job(
+        """
+        mine, optimizer, told = make("WAGMA")
+        with optimizer.join():
+            for step in range(30 * me):
+                if (me, step) == (1, 20):
+                    die()
+                optimizer.zero_grad()
+                mine(torch.randn(8, 64)).square().mean().backward()
+                optimizer.step()
+        checked(mine, optimizer, optimizer.collective.version)
+        print("went on", optimizer.comm.size, told[0].dead, flush=True)
+        """,
+    )
+    assert result.check().stdout.count("went on 3 (1,)") == 3
+
+
+def test_the_last_model_of_a_dead_rank_counts_once_and_then_no_more(job):
+    result = job(
+        """
+        mine = torch.nn.Linear(3, 1, bias=False)
+        told = []
+        optimizer = optim.LocalSGD(
+            torch.optim.SGD(mine.parameters(), lr=0), mine, sync_period=10**6, survive=told.append)
+
+        def step_with(value):
+            mine.weight.data.fill_(value)
+            mine.weight.grad = torch.zeros_like(mine.weight)
+            optimizer.step()
+
+        step_with(2.0**me)  # published, and not averaged
+        MPI.COMM_WORLD.Barrier()
+        if me == 2:
+            die()
+        while not told:
+            step_with(2.0**me)
+        assert (told[0].dead, told[0].counted) == ((2,), (2,))
+        assert mine.weight.eq(15 / 4).all(), mine.weight
+        for _ in range(told[0].behind):
+            optimizer.step()
+        step_with(float(me))
+        optimizer.synchronize()
+        assert mine.weight.allclose(torch.tensor(4 / 3)), mine.weight  # of ranks 0, 1 and 3
+        optimizer.close()
+        print(told[0].lost, flush=True)
+        """,
+    )
+    assert re.search(r"of rank 2, at most the step after its step 1\b", result.check().stdout)
+
+
+def test_wagma_train_goes_on_with_the_data_of_the_dead(mpirun, tmp_path):
+    script = tmp_path / "task.py"
+    script.write_text(
+        """
+import os, signal
+import torch
+
+calls = 0
+
+
+def model():
+    return torch.nn.Linear(2, 1)
+
+
+def data(rank, size, batch_size, seed):
+    print(f"dealt {rank} of {size}", flush=True)
+    batches = [(torch.ones(4, 2), torch.ones(4, 1))] * 5
+    return batches, batches[:1]
+
+
+def loss(model, batch):
+    global calls
+    calls += 1
+    if calls == 20 and os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return (model(batch[0]) - batch[1]).square().mean()
+"""
+    )
+    result = mpirun(
+        3,
+        *("-m", "wagma", "train", "--script", script, "--steps", "60", "--survive", "scale"),
+        *("--runs-dir", tmp_path, "--name", "one", "--sync-period", "4"),
+        timeout=60,
+        options=ULFM,
+    ).check()
+    assert {"dealt 0 of 2", "dealt 1 of 2"} <= set(result.stdout.splitlines())
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    (recovery,) = summary["recoveries"]
+    assert recovery["dead"] == [0] and recovery["size"] == 2
+    assert summary["steps_of_rank"] == [60, 60]
+    assert "rank 0 of 3 has died" in result.stderr
+
+
+def test_without_survive_the_job_ends_with_the_reason(job):
+    result = job(
+        """
+        mine = model()
+        local = torch.optim.SGD(mine.parameters(), lr=0.01)
+        with optim.WAGMA(local, mine) as optimizer:
+            for step in range(10**6):
+                if (me, step) == (1, 20):
+                    die()
+                optimizer.step()
+        """,
+        ranks=3,
+    )
+    assert result.returncode != 0
+    assert "RankDiedError: the process of " in result.stderr
+    assert result.seconds < 20
+
+
+def test_methods_that_need_every_rank_say_so(job):
+    result = job(
+        """
+        solo = {"trigger": "solo"}
+        for name, options in (("PartialReduce", {}), ("DPSGD", {}), ("LocalSGD", solo)):
+            mine = model()
+            local = torch.optim.SGD(mine.parameters(), lr=0.01)
+            try:
+                getattr(optim, name)(local, mine, survive=True, **options)
+            except ValueError as error:
+                print(error, flush=True)
+        """,
+        ranks=2,
+    )
+    said = set(result.check().stdout.splitlines())
+    names = ("PartialReduce", "DPSGD", "LocalSGD")
+    assert {line.split(";")[0] for line in said} == {
+        f"survive: {name} cannot go on without a rank" for name in names
+    }
+
+
+def test_without_ulfm_it_is_refused(job):
+    result = job(
+        """
+        try:
+            make("WAGMA")
+        except RuntimeError as error:
+            print(error, flush=True)
+        """,
+        ranks=2,
+        options=(),
+    )
+    assert "needs Open MPI 5 and its own `mpiexec --with-ft ulfm`" in result.check().stdout
