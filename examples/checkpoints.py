@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 mpiexec -n 4 python checkpoints.py
     OMP_NUM_THREADS=1 mpiexec -n 4 python checkpoints.py --resume --epochs 100
 
-Each rank saves its own latest state, to continue on the same number of ranks. Rank 0 saves the best
-average of all models, one file for any number of ranks. All ranks must make the calls that are
-marked as collective, in the same order; saving a file is not collective.
+A checkpoint after each epoch has what all ranks continue from. Rank 0 saves the best average of all
+models, one file for any use. All ranks must make the calls that are marked as collective, in the
+same order; saving a file is not collective.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from mpi4py import MPI
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from wagma import checkpoint
 from wagma.optim import WAGMA
 
 PATIENCE = 3  # epochs without a better model after which the training stops
@@ -42,10 +43,9 @@ def save(state, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--resume", action="store_true", help="continue from latest-RANK.pt")
+    parser.add_argument("--resume", action="store_true", help="continue from checkpoints/")
     arguments = parser.parse_args()
     comm = MPI.COMM_WORLD
-    latest = f"latest-{comm.rank}.pt"
 
     training, test = samples(4096, seed=0), samples(1024, seed=1)
     sampler = DistributedSampler(training, comm.size, comm.rank)
@@ -57,11 +57,8 @@ def main():
 
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     with WAGMA(sgd, model) as optimizer:  # collective, and so is the end of the block
-        if arguments.resume:
-            saved = torch.load(latest)
-            progress = saved["progress"]
-            model.load_state_dict(saved["model"])  # first, because averages begin from it
-            optimizer.load_state_dict(saved["optimizer"])  # collective
+        if arguments.resume and (found := checkpoint.load("checkpoints", optimizer)):  # collective
+            progress = found["progress"]
         while progress["epochs"] < arguments.epochs and progress["since"] < PATIENCE:
             sampler.set_epoch(progress["epochs"])
             for inputs, targets in loader:
@@ -78,8 +75,7 @@ def main():
             progress["epochs"] += 1
             progress["since"] = 0 if loss < progress["lowest"] else progress["since"] + 1
             progress["lowest"] = min(loss, progress["lowest"])
-            state = {"model": optimizer.model_state_dict(), "optimizer": optimizer.state_dict()}
-            save({**state, "progress": progress}, latest)
+            checkpoint.save("checkpoints", optimizer, progress=progress)  # collective
 
     if comm.rank == 0:
         model.load_state_dict(torch.load("best.pt"))

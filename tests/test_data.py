@@ -103,7 +103,7 @@ def test_more_ranks_than_images_are_refused():
 @given(length=st.integers(1, 50), batch_size=st.integers(1, 120))
 def test_every_pass_over_the_shard_draws_every_image_once(length, batch_size):
     shard = 10 * np.arange(length)
-    drawn = list(islice(data.batches(shard, batch_size, rank=1, seed=2), 20))
+    drawn = list(islice(data.Batches(shard, batch_size, rank=1, seed=2), 20))
     assert {len(batch) for batch in drawn} == {batch_size}
     stream = np.concatenate(drawn)
     for start in range(0, len(stream) - length + 1, length):
@@ -112,7 +112,7 @@ def test_every_pass_over_the_shard_draws_every_image_once(length, batch_size):
 
 def test_batches_depend_on_the_seed_and_the_rank_alone():
     def first(rank, seed):
-        return next(data.batches(np.arange(1000), 32, rank, seed)).tolist()
+        return next(data.Batches(np.arange(1000), 32, rank, seed)).tolist()
 
     assert first(0, 0) == first(0, 0)
     assert len({tuple(first(rank, seed)) for rank in range(4) for seed in range(4)}) == 16

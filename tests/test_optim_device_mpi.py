@@ -445,3 +445,23 @@ def test_a_model_on_two_devices_is_refused_everywhere(comm, device):
         model[3].to(device)
     with pytest.raises(TypeError, match=r"'0.weight' is on cpu, parameter '3.weight' on standin:0"):
         optim.WAGMA(momentum_sgd(model.parameters()), model, comm=comm)
+
+
+@pytest.mark.parametrize("name", ["local-sgd", "wagma-overlap"])
+def test_a_training_on_a_device_continues_from_a_checkpoint(comm, device, tmp_path, name):
+    pytest.importorskip("safetensors")  # where there is a GPU, there may be little else
+    from wagma.checkpoint import load, save
+
+    directory = comm.bcast(tmp_path / "checkpoints")
+    method = METHODS[name]
+    model = make_model(comm.rank).to(device)
+    with method.wrap(model, comm) as optimizer:
+        train(comm, model, optimizer, range(5))
+        save(directory, optimizer)
+        train(comm, model, optimizer, range(5, 9))
+    expected = bits_of(model), local_bits(optimizer)
+    model = make_model(comm.rank + 1).to(device)
+    with method.wrap(model, comm) as optimizer:
+        assert load(directory, optimizer).step == 5
+        train(comm, model, optimizer, range(5, 9))
+    assert (bits_of(model), local_bits(optimizer)) == expected

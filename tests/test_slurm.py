@@ -20,7 +20,7 @@ def test_the_scripts_are_shell_and_ask_for_a_signal_before_the_end(name):
 
 def test_the_script_for_gpus_trains_there():
     text = (SCRIPTS / "train-gpu.sbatch").read_text()
-    assert '.venv/bin/wagma train --device cuda "$@"' in text
+    assert '.venv/bin/wagma train --device cuda --name "$run" ' in text
     # A rank per device, each of which sees the others'.
     numbers = [
         re.findall(rf"^#SBATCH --{option}=(\d+)$", text, re.MULTILINE)
@@ -51,3 +51,48 @@ def test_only_the_job_s_own_segments_are_removed(tmp_path):
     assert all(path.exists() for path in others)
     expected = [f"removed {path}, which a killed run of job 2 left on n1" for path in mine]
     assert ended.stdout.splitlines() == expected
+
+
+# Requeueing: what the scripts call, with stand-ins for Slurm's commands.
+
+
+def run_script(folder, name, statuses, scontrol=0):
+    """Run a script in a folder, with an `srun` of these statuses; return what was called."""
+    (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
+    (folder / ".venv/bin/wagma").touch(mode=0o755)
+    programs = {"srun": statuses, "scontrol": scontrol, "sbatch": 0}
+    commands = folder / "commands"
+    commands.mkdir()
+    for program, status in programs.items():
+        if status is not None:
+            path = commands / program
+            path.write_text(
+                f'#!/bin/bash\necho "{program} $* WAGMA_RUN=$WAGMA_RUN" >> calls\nexit {status}\n'
+            )
+            path.chmod(0o755)
+    variables = {
+        "PATH": f"{commands}:/usr/bin:/bin",
+        "SLURM_SUBMIT_DIR": str(folder),
+        "SLURM_JOB_ID": "12",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SLURM_NNODES": "1",
+        "WAGMA_RUN": "",
+    }
+    ended = subprocess.run(
+        ["bash", SCRIPTS / name, "--steps", "9"], env=variables, capture_output=True, text=True
+    )
+    return ended.returncode, (folder / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["train-cpu.sbatch", "train-gpu.sbatch"])
+@pytest.mark.parametrize(("status", "scontrol"), [(0, 0), (85, 0), (85, 1), (85, None), (2, 0)])
+def test_a_job_that_can_go_on_is_requeued(tmp_path, name, status, scontrol):
+    """By scontrol, or else, as in a container, by a job that depends on it and has its name."""
+    returned, calls = run_script(tmp_path, name, status, scontrol)
+    assert returned == status
+    assert "wagma train" in calls[0]
+    assert "--name job-12 --checkpoint-every 10m --resume latest --steps 9" in calls[0]
+    requeue = ["scontrol requeue 12 WAGMA_RUN="] if scontrol is not None else []
+    depend = f"sbatch --dependency=afterany:12 slurm/{name} --steps 9 WAGMA_RUN=job-12"
+    expected = [*requeue, *([depend] if scontrol != 0 else [])] if status == 85 else []
+    assert calls[1:] == expected

@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -104,3 +105,36 @@ def assignment(names: Collection[str]) -> Callable[[str], tuple[str, float]]:
         return one_of(names)(name), int(value) if value.is_integer() else value
 
     return convert
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often something is done: after so many steps, or seconds; neither: never.
+
+    Attributes:
+        steps: of a rank.
+        seconds: since the last time.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g}s" if self.steps is None else str(self.steps)
+
+
+def every(text: str) -> Every:
+    """Convert a number of steps, or of seconds, minutes or hours with the unit."""
+    if text.isdigit():
+        return Every(steps=whole(1)(text))
+    return Every(seconds=duration(text))
+
+
+def duration(text: str) -> float:
+    """Convert seconds, or minutes or hours with the unit, to seconds."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([smh]?)", text)
+    if not match or not float(match[1]):
+        raise argparse.ArgumentTypeError(
+            f"must be a number above 0, with s, m or h for its unit, not {text!r}"
+        )
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -7,15 +7,15 @@ and every seed, and the shards of all ranks together are the training set, each 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 TRAIN_IMAGES, TEST_IMAGES = 1437, 360
 SPLIT_SEED = 1797
-SHARDS_STREAM, BATCHES_STREAM, DIRICHLET_STREAM = 1, 2, 5
+SHARDS_STREAM, BATCHES_STREAM, DIRICHLET_STREAM, DEALING_STREAM = 1, 2, 5, 6
 LEAST = 10  # fewest images of a rank with a "dirichlet" shard
 
 
@@ -111,15 +111,57 @@ def dirichlet(
     return shards
 
 
-def batches(shard: np.ndarray, batch_size: int, rank: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield a rank's batches of ``batch_size`` indices without end.
+class Batches:
+    """A rank's batches without end, of indices of its samples, or what is fetched for them.
 
     The shard is shuffled anew for every pass over it, and a batch may straddle two passes.
+
+    Args:
+        shard: The indices of the rank's samples.
+        batch_size: Indices in a batch.
+        rank, seed: This rank, and the job's seed.
+        fetch: Takes a batch's indices, and returns what is yielded for them.
     """
-    generator = np.random.default_rng([seed, BATCHES_STREAM, rank])
-    pending = np.empty(0, dtype=shard.dtype)
-    while True:
-        while len(pending) < batch_size:
-            pending = np.concatenate([pending, generator.permutation(shard)])
-        yield pending[:batch_size]
-        pending = pending[batch_size:]
+
+    def __init__(
+        self,
+        shard: np.ndarray,
+        batch_size: int,
+        rank: int,
+        seed: int,
+        fetch: Callable[[np.ndarray], Any] = np.asarray,
+    ) -> None:
+        self._shard, self._batch_size, self._seed = shard, batch_size, seed
+        self._fetch = fetch
+        self._generator = np.random.default_rng([seed, BATCHES_STREAM, rank])
+        self._pending = np.empty(0, dtype=shard.dtype)  # the rest of the pass
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while len(self._pending) < self._batch_size:
+            drawn = self._generator.permutation(self._shard)
+            self._pending = np.concatenate([self._pending, drawn])
+        batch, self._pending = np.split(self._pending, [self._batch_size])
+        return self._fetch(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position: the rest of the pass, and the generator of the next ones."""
+        return {"pending": self._pending, "generator": self._generator.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a position, which this rank had with the same shard."""
+        self._pending = np.asarray(state["pending"], dtype=self._shard.dtype)
+        self._generator.bit_generator.state = state["generator"]
+
+    def deal(self, states: list[dict[str, Any]], rank: int, size: int) -> None:
+        """Begin with this rank's part of what other ranks have not drawn in their passes.
+
+        Args:
+            states: The positions of all ranks that shared the samples until now.
+            rank, size: This rank, and the number of those that share the rest.
+        """
+        rest = np.concatenate([np.asarray(each["pending"]) for each in states])
+        generator = np.random.default_rng([self._seed, DEALING_STREAM, len(rest)])
+        self._pending = generator.permutation(np.sort(rest))[rank::size].astype(self._shard.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import math
 import os
 import signal
 import sys
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 OK, FAILED, USAGE = 0, 1, 2
+REQUEUE = 85  # by default, of a job that can be continued
 EXIT_STATUSES = {
     OK: "success",
     FAILED: "an error, which standard error has",
     USAGE: "an error on the command line, or in a file that it names: one line says which",
+    REQUEUE: "stopped by a signal or a time limit, to be continued (--resume)",
     128 + signal.SIGINT: "ended by SIGINT (Ctrl-C)",
     128 + signal.SIGUSR1: "ended by SIGUSR1",
     128 + signal.SIGTERM: "ended by SIGTERM",
@@ -33,6 +36,7 @@ CLOSING = 90.0  # seconds from the signal that the Slurm scripts request until S
 ENDING = 30.0  # seconds that a rank waits to be ended by another's failure
 PATIENCE = {OWN: 1.0, ASKED: 5.0, TOLD: ENDING}  # seconds that a rank waits for others to end
 SPEAK_FIRST = 1.0  # seconds for rank 0: launchers end the job when any rank exits with an error
+SHORTEST, LONGEST = 1e-3, 1e8  # seconds of a timer
 LINE = 1000  # bytes of a rank's message to the others
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,8 +98,9 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.received = 0
+        self.received, self.began = 0, time.monotonic()
         self._raise = False
+        self._late: float | None = None
         self._since = 0.0
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._receive)
@@ -116,6 +121,8 @@ class Signals:
                 signal.raise_signal(number)
             return
         self.received, self._since = number, time.monotonic()
+        if self._late is not None:
+            signal.setitimer(signal.ITIMER_REAL, self._late)
         if self._raise:
             raise Interrupted
 
@@ -129,6 +136,29 @@ class Signals:
             yield
         finally:
             self._raise = False
+
+    @contextlib.contextmanager
+    def raising_after(self, seconds: float, deadline: float) -> Iterator[None]:
+        """Let the block go on for so long after a signal, and then raise Interrupted in it.
+
+        Args:
+            seconds: How long.
+            deadline: A time that counts as a signal, as `time.time` has it; infinite for none.
+        """
+        self._late = seconds
+        handler = signal.signal(signal.SIGALRM, self._interrupt)
+        left = min(deadline - time.time(), 0.0 if self.received else math.inf) + seconds
+        if left < LONGEST:
+            signal.setitimer(signal.ITIMER_REAL, max(left, SHORTEST))
+        try:
+            yield
+        finally:
+            self._late = None
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        raise Interrupted
 
 
 def from_rank_0(function: Callable[[], T], comm) -> T:
@@ -245,7 +275,11 @@ def end(comm, error: BaseException, whole: bool = False) -> int:
     line = f"{type(error).__name__}: {error}" if kind == OWN else str(error)
     sent = f"{kind}{line}".encode()[:LINE].ljust(LINE)
     received = bytearray(comm.size * LINE)  # must live as long as MPI may write to it
-    if not (may_meet() and completed(comm.Iallgather(sent, received), PATIENCE[kind])):
+    try:
+        met = may_meet() and completed(comm.Iallgather(sent, received), PATIENCE[kind])
+    except MPI.Exception:  # the process of a rank has ended
+        met = False
+    if not met:
         if kind == OWN:
             complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error, whole)}")
         else:

@@ -75,6 +75,11 @@ def default_names() -> Iterator[str]:
     yield from (f"{first}-{number}" for number in itertools.count(2))
 
 
+def metrics_file(run: Path, rank: int) -> Path:
+    """Return the file of a rank's metrics in a run's directory."""
+    return run / f"rank-{rank:04}.jsonl"
+
+
 def recorded(settings: argparse.Namespace) -> dict[str, Any]:
     """Return the command line's settings by name, the chosen methods by label, for a record."""
     if "algorithm" in settings:
@@ -103,10 +108,16 @@ def _finite(value: object) -> object:
 
 
 class JsonLines:
-    """A file with one JSON object per line, flushed once a second and when it is closed."""
+    """A file with one JSON object per line, flushed once a second and when it is closed.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+    Args:
+        path: The file.
+        size: Bytes of it that are kept, if it is there.
+    """
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._file.truncate(min(size, path.stat().st_size))
         self._flushed = time.monotonic()
 
     def write(self, record: dict) -> None:
@@ -116,6 +127,11 @@ class JsonLines:
         if now - self._flushed >= FLUSH_EVERY:
             self._file.flush()
             self._flushed = now
+
+    def size(self) -> int:
+        """Write out what is still in memory, and return the file's bytes."""
+        self._file.flush()
+        return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         """Write out what is still in memory, and close the file."""
@@ -170,8 +186,8 @@ class Tally:
 
     Attributes:
         step_seconds: Time of each step on this rank itself: compute and injected delay.
-        samples, steps_in_time: Number of samples in the steps that were completed in these seconds,
-            and number of these steps.
+        samples, work, steps_in_time: Number of samples in the steps that were completed in these
+            seconds, their work if the task tells it, and number of these steps.
         lost_since: The step, counted from 1, since which no loss was finite; None if the last was.
         report: The method's report on the run, see `interfaces.AveragingOptimizer`.
     """
@@ -182,6 +198,7 @@ class Tally:
         self.steps_in_time = 0
         self.lost_since: int | None = None
         self.samples = 0
+        self.work = 0.0
         self.group_calls = 0
         self.timely_calls = 0
         self.elapsed_s = 0.0
@@ -209,17 +226,22 @@ class Tally:
             self.lost_since = self.steps
         if record["elapsed_s"] <= self.limit:
             self.samples += record["samples"]
+            self.work += record.get("work") or 0.0
             self.steps_in_time += 1
         if not record["synchronized"]:
             self.group_calls += 1
             self.timely_calls += record["timely"]
 
     def add_averaging(self, statistics: Statistics) -> None:
-        """Take over the collective's statistics of the steps."""
-        self.waiting_s = statistics.waiting
-        self.communicating_s = statistics.communicating
-        self.bytes_sent = statistics.bytes_sent
-        self.staleness = statistics.staleness
+        """Add the collective's statistics of the steps."""
+        self.waiting_s += statistics.waiting
+        self.communicating_s += statistics.communicating
+        if statistics.bytes_sent is None:  # a method of torch does not count them
+            self.bytes_sent = None
+        elif self.bytes_sent is not None:
+            self.bytes_sent += statistics.bytes_sent
+        ages = itertools.zip_longest(self.staleness, statistics.staleness, fillvalue=0)
+        self.staleness = tuple(map(sum, ages))
 
     @property
     def timely_share(self) -> float:

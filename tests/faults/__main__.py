@@ -1,0 +1,245 @@
+"""Train with random faults, continue until the end, and compare with trainings without faults.
+
+No checkpoint may be lost or unreadable, every step is recorded once, no process stays, none hangs,
+and where runs repeat themselves the model is the same, bit for bit. With one rank the jobs are
+children of this process, which starts them ten times as fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import runpy
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from launch import STARTUP, mpirun
+
+from wagma.checkpoint import files
+
+from . import job
+from .kinds import DAMAGED, EVERY, HARMLESS, KILLED, KINDS, REFUSED, STEPS, Fault, damage
+
+ALGORITHMS = ("allreduce", "wagma:wait=group", "local-sgd:sync_period=4", "d-psgd", "sgp", "hop")
+UNREPEATED = ("wagma", "eager-sgd", "ad-psgd", "parameter-server", "partial-reduce", "ripples")
+TIMEOUT = 60  # seconds of a job
+ATTEMPTS = 5  # jobs until the training ends
+
+
+class Failed(Exception):
+    """A training did not end as it has to."""
+
+
+def start(ranks, folder, flags, fault=None):
+    """Run a job in a folder, and return its exit status and what it wrote."""
+    (folder / "task.py").write_text(job.TASK)
+    words = ["train", *flags, "--script", "task.py", "--no-straggler-warnings"]
+    if ranks > 1:
+        ended = mpirun(ranks, job.__file__, json.dumps(fault), *words, timeout=TIMEOUT, cwd=folder)
+        return ended.returncode, str(ended)
+    return forked(folder, words, fault)
+
+
+def forked(folder, words, fault):
+    """Run a job of one rank in a child, which has loaded torch already, but not MPI."""
+    output = folder / "output.txt"
+    child = os.fork()
+    if not child:
+        status = 70
+        try:
+            os.setsid()
+            os.chdir(folder)
+            written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(written, 1)
+            os.dup2(written, 2)
+            status = job.run(fault, words)
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), output.read_text(errors="replace")
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise Failed(f"no end after {TIMEOUT} s: {output.read_text(errors='replace')}")
+        time.sleep(0.005)
+
+
+def load_what_jobs_load():
+    """Import what takes long and does not initialize MPI, which a child could not use."""
+    runpy.run_path(str(STARTUP / "sitecustomize.py"))
+    for name in ("wagma.checkpoint", "wagma.optim", "wagma.commands.train", "wagma.simulation"):
+        importlib.import_module(name)
+    for name in (
+        "wagma.tasks.script",
+        "wagma.report",
+        "wagma.plots",
+        "wagma.devices",
+        "wagma.info",
+    ):
+        importlib.import_module(name)
+    assert "mpi4py.MPI" not in sys.modules
+
+
+def flags_of(algorithm, name):
+    """Return the command line of a training."""
+    return [
+        *("--algorithm", algorithm, "--name", name, "--steps", str(STEPS), "--batch-size", "8"),
+        *("--checkpoint-every", str(EVERY), "--checkpoint-keep", "3", "--resume"),
+    ]
+
+
+def play(fault, algorithm, ranks, folder, references):
+    """Train with a fault, continue to the end, and raise Failed where anything is wrong."""
+    flags = flags_of(algorithm, "run")
+    checkpoints = folder / "runs" / "run" / "checkpoints"
+    planted = fault
+    if fault.kind == "killed while resuming" or fault.kind not in {**KILLED, **HARMLESS}:
+        # First a job that is killed, to have something to resume.
+        step = max(fault.step, EVERY + 2)
+        start(ranks, folder, flags, Fault("all killed", 0, step, 0, 0.0))
+        planted = fault if fault.kind in KILLED else None
+    if fault.kind in {**DAMAGED, **REFUSED} and len(files.found(checkpoints)) < 2:
+        expect(start(ranks, folder, flags), 0, "")  # or there would be none, or none that is good
+    if fault.kind in DAMAGED:
+        damage(fault, files.found(checkpoints)[0])
+    if fault.kind == "other settings":
+        expect(start(ranks, folder, [*flags, "--lr", "0.3"]), 2, "was saved with lr = 0.05")
+    if fault.kind == "other version":
+        manifest = files.found(checkpoints)[0] / files.MANIFEST
+        right = files.read_json(manifest)
+        files.write_json(manifest, right | {"format": files.FORMAT + 1})
+        expect(start(ranks, folder, flags), 2, f"has format {files.FORMAT + 1}")
+        files.write_json(manifest, right)
+    if fault.kind == "other ranks":
+        ranks += 1
+    continue_to_the_end(ranks, folder, flags, planted, checkpoints, fault)
+    check(fault, algorithm, ranks, folder / "runs" / "run", references)
+
+
+def continue_to_the_end(ranks, folder, flags, planted, checkpoints, fault):
+    """Start jobs until one ends well; no checkpoint may be lost meanwhile."""
+    newest, told = 0, ""
+    for _ in range(ATTEMPTS):
+        status, told = start(ranks, folder, flags, planted)
+        if planted and planted.kind in ("killed in a step", "all killed") and not status:
+            raise Failed("nobody was killed")
+        planted = None
+        # Those of a killed job that wrote when it ended are complete or not there.
+        good = [files.number_of(path) for path in files.found(checkpoints) if is_good(path)]
+        broken = [path for path in files.found(checkpoints) if not is_good(path)]
+        if broken and fault.kind not in DAMAGED:
+            raise Failed(f"broken: {broken}\n{told}")
+        if max(good, default=0) < newest:
+            raise Failed(f"checkpoint {newest} is lost\n{told}")
+        newest = max(good, default=0)
+        if not status:
+            return
+    raise Failed(f"no end after {ATTEMPTS} jobs; the last:\n{told}")
+
+
+def is_good(path):
+    """Return whether a checkpoint's files are those of its manifest."""
+    try:
+        manifest = files.read_json(path / files.MANIFEST)
+        files.check(path, manifest, manifest["files"])
+    except files.BrokenError:
+        return False
+    return True
+
+
+def expect(ended, status, text):
+    """Raise Failed unless a job has ended so."""
+    if ended[0] != status or text not in ended[1]:
+        raise Failed(f"status {ended[0]} instead of {status} with {text!r}\n{ended[1]}")
+
+
+def check(fault, algorithm, ranks, run, references):
+    """Raise Failed unless every step is recorded once, and the model is that without faults."""
+    import torch
+
+    first = 0
+    if fault.kind == "other ranks":
+        resumed = json.loads((run / "config.json").read_text())["resumed"]
+        first = resumed[-1]["step"] if resumed else 0
+    for rank in range(ranks):
+        lines = (run / files.part_name(rank).replace(".pt", ".jsonl")).read_text().splitlines()
+        steps = [json.loads(line)["step"] for line in lines]
+        if steps != list(range(first, STEPS)):
+            raise Failed(f"rank {rank} has recorded the steps {steps}")
+    if fault.kind in ("nan", "other ranks", "signalled") or algorithm not in ALGORITHMS:
+        return
+    model = torch.load(run / "model.pt")
+    reference = references(algorithm, ranks)
+    if not all(torch.equal(model[name], reference[name]) for name in reference):
+        raise Failed("the model is another than without the fault")
+
+
+class References:
+    """The models of trainings without faults, each made when it is first needed."""
+
+    def __init__(self, folder):
+        self.folder, self.models = folder, {}
+
+    def __call__(self, algorithm, ranks):
+        import torch
+
+        key = algorithm, ranks
+        if key not in self.models:
+            folder = self.folder / f"reference-{len(self.models)}"
+            folder.mkdir()
+            ended = start(ranks, folder, flags_of(algorithm, "run"))
+            expect(ended, 0, "")
+            self.models[key] = torch.load(folder / "runs" / "run" / "model.pt")
+        return self.models[key]
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--runs", type=int, default=100, help="100 by default")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first run; the next has the next"
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="2 by default")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="only these")
+    settings = parser.parse_args()
+    kinds = [kind for kind in settings.kinds if settings.ranks > 1 or kind != "other ranks"]
+    if settings.ranks == 1:  # what children would load else
+        load_what_jobs_load()
+    failed = 0
+    with tempfile.TemporaryDirectory() as place:
+        references = References(Path(place))
+        for seed in range(settings.seed, settings.seed + settings.runs):
+            generator = random.Random(seed)
+            kind = kinds[seed % len(kinds)]
+            fault = Fault.drawn(generator, settings.ranks, [kind])
+            algorithm = generator.choice(ALGORITHMS + UNREPEATED)
+            folder = Path(place) / str(seed)
+            folder.mkdir()
+            outcome, began = "ok", time.monotonic()
+            try:
+                play(fault, algorithm, settings.ranks, folder, references)
+            except (Failed, AssertionError) as error:
+                outcome, failed = f"FAILED: {error}", failed + 1
+            shutil.rmtree(folder)
+            where = f"rank {fault.rank}, step {fault.step}, call {fault.call}"
+            seconds = f"{time.monotonic() - began:.1f} s"
+            print(f"seed {seed}: {kind} ({where}), {algorithm}: {outcome}, {seconds}", flush=True)
+    print(f"{settings.runs} runs, {failed} failed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

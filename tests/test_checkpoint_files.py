@@ -1,0 +1,116 @@
+"""The files of checkpoints while their writer is killed, in one process without MPI."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from wagma.checkpoint import files, state
+from wagma.checkpoint.files import BrokenError
+from wagma.checkpoint.saving import _Writing
+
+
+def write(directory, step):
+    """Write a checkpoint of one rank, in which all numbers are the step's."""
+    manifest = {"step": step, "ranks": 1, "settings": {}, "tied": {}}
+    tensors = {"weight": torch.full((4000,), float(step))}
+    part = {"more": torch.full((3000,), step)}
+    writing = _Writing(files.begin(directory, step), 0, part, tensors, manifest, 2)
+    assert writing.error() is None
+
+
+def write_on(directory):
+    """Write one checkpoint after the other until this process is killed."""
+    step = 1 + max(map(files.number_of, files.found(directory)), default=0)
+    while True:
+        write(directory, step)
+        step += 1
+
+
+def check_good(path):
+    """Check a checkpoint and what it holds."""
+    manifest = files.read_json(path / files.MANIFEST)
+    files.check(path, manifest, manifest["files"])
+    step = manifest["step"]
+    assert path.name.endswith(f"-step-{step}")
+    assert torch.all(load_file(path / files.MODEL)["weight"] == step)
+    part = torch.load(path / files.part_name(0), weights_only=True)
+    assert torch.all(part["more"] == step)
+
+
+def kill_writers(directory, count, seed):
+    """Kill a process that writes at random moments; no checkpoint may be lost or unreadable."""
+    generator, newest = random.Random(seed), 1
+    write(directory, 1)
+    for _ in range(count):
+        child = os.fork()
+        if not child:
+            try:
+                write_on(directory)
+            finally:
+                os._exit(1)
+        while files.number_of(files.found(directory)[0]) == newest:
+            time.sleep(0.001)
+        time.sleep(generator.uniform(0, 0.02))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        found = files.found(directory)
+        for path in found:
+            check_good(path)
+        numbers = list(map(files.number_of, found))
+        assert 1 <= len(found) <= 3 and numbers[0] >= newest
+        newest = numbers[0]
+    return newest
+
+
+def test_a_writer_that_is_killed_at_any_moment_leaves_good_checkpoints(tmp_path):
+    assert kill_writers(tmp_path / "checkpoints", 60, seed=0) > 60
+
+
+@pytest.mark.extra
+@pytest.mark.timeout(300)
+def test_a_thousand_kills_leave_good_checkpoints(tmp_path):
+    assert kill_writers(tmp_path / "checkpoints", 1000, seed=1) > 1000
+
+
+def test_a_checkpoint_has_no_name_before_its_manifest_is_complete(tmp_path, monkeypatch):
+    """In the order of what happens: the files, the manifest, the name."""
+    seen = []
+    for owner, name in ((files, "look_at"), (files, "write_json"), (files, "complete")):
+        function = getattr(owner, name)
+
+        def noted(*arguments, name=name, function=function):
+            seen.append((name, len(files.found(tmp_path))))
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+    write(tmp_path, 5)
+    names = ["look_at", "look_at", "write_json", "complete", "write_json"]
+    assert seen == [(name, 0) for name in names]
+    assert [path.name for path in files.found(tmp_path)] == ["000001-step-5"]
+
+
+def test_a_manifest_is_checked_by_its_own_checksum(tmp_path):
+    path = tmp_path / "small.json"
+    files.write_json(path, {"step": 12, "files": {}})
+    assert files.read_json(path) == {"step": 12, "files": {}}
+    path.write_text(path.read_text().replace("12", "13"))
+    with pytest.raises(BrokenError, match="small.json is damaged"):
+        files.read_json(path)
+
+
+def test_copies_are_not_changed_with_what_they_are_of():
+    tensor = torch.zeros(3)
+    held = state.Unchanging([torch.ones(2)])
+    copied = state.copied({"a": [tensor, (tensor, 1)], "b": held, "c": "text"})
+    tensor.fill_(7)
+    assert torch.equal(copied["a"][0], torch.zeros(3))
+    assert isinstance(copied["a"][1], tuple) and torch.equal(copied["a"][1][0], torch.zeros(3))
+    assert copied["b"] is held.value and copied["c"] == "text"

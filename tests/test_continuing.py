@@ -1,0 +1,336 @@
+"""`wagma train` that saves checkpoints, is stopped, and continues."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import launch
+import pages
+import pytest
+import torch
+from training import TIMEOUT, metrics
+
+from wagma.checkpoint import files
+from wagma.report import records
+
+pytestmark = pytest.mark.launch
+
+PAGE = pages.ROOT / "docs" / "checkpoints.md"
+
+# Trains on a loader that shuffles, and sends its rank a signal after a step, where a file says so.
+SCRIPT = """
+import os, pathlib, random, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from wagma import pauses
+
+SIGNALS = pathlib.Path(__file__).with_name("signals")
+sys.modules["matplotlib"] = None  # plots take longer than these trainings
+pauses.RARE = 0.0 if SIGNALS.with_name("rare").exists() else 5.0
+
+
+def model():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+
+
+def data(rank, size, batch_size, seed):
+    inputs = torch.randn(120, 4, generator=torch.Generator().manual_seed(seed))
+    mine = TensorDataset(inputs[rank::size], inputs[rank::size].sum(1, keepdim=True))
+    return DataLoader(mine, batch_size, shuffle=True), [mine[:20]]
+
+
+def loss(model, batch):
+    inputs, targets = batch
+    noise = random.random()
+    return nn.functional.mse_loss(model(inputs), targets + 0.1 * noise)
+
+
+def scheduler(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.5)
+
+
+def log(record):
+    said = SIGNALS.read_text().split() if SIGNALS.exists() else ()
+    if said[:2] == [str(record["rank"]), str(record["step"])]:
+        if "once" in said:
+            SIGNALS.unlink()
+        os.kill(os.getpid(), int(said[2]))
+"""
+# Each command's arguments, after what is done before it: files are copied and written.
+JOB = """
+import glob, json, os, shutil, sys
+from mpi4py import MPI
+from wagma import cli
+
+comm, statuses = MPI.COMM_WORLD, []
+for before, words in json.loads(sys.argv[1]):
+    comm.Barrier()
+    if comm.rank == 0:
+        exec(before)
+    comm.Barrier()
+    sys.modules.pop("task", None)  # one process imports each script once
+    try:
+        status = cli.main(words)
+    except SystemExit as ended:
+        status = ended.code
+    statuses.append(status)
+if comm.rank == 0:
+    print("statuses", statuses, flush=True)
+"""
+
+
+def model_of(run):
+    return torch.load(run / "model.pt")
+
+
+def equal(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def without_times(records):
+    return [(one["step"], one["loss"], one["version"], one["samples"]) for one in records]
+
+
+REPEATABLE = ("wagma:wait=group", "allreduce", "local-sgd", "d-psgd")
+
+
+def name_of(algorithm):
+    return algorithm.partition(":")[0]
+
+
+def killed(name):
+    """Return what makes a copy of a whole run that of one that was killed after its last step.
+
+    What it had written after step 16 counts no more.
+    """
+    run = f"runs/{name}-again"
+    lost = [f"{run}/{each}" for each in ("summary.json", "model.pt")]
+    broken = [f"{run}/checkpoints/{each}" for each in ("000003-step-24", "000004-step-30")]
+    return (
+        f"shutil.copytree('runs/{name}', '{run}');"
+        f"[os.remove(each) for each in {lost}]; [shutil.rmtree(each) for each in {broken}]"
+    )
+
+
+def told(rank, step, number):
+    """Return what has a rank get a signal after a step of the next commands."""
+    return f"open('signals', 'w').write('{rank} {step} {int(number)}')"
+
+
+NO_SIGNAL = "os.path.exists('signals') and os.remove('signals')"
+SPOIL = "[open(each, 'ab').write(b'x') for each in glob.glob('runs/run/checkpoints/*/*')]"
+SAVE = "--checkpoint-every 1000"
+OWN = f"--name own --algorithm wagma:pace=own --total-steps 60 {SAVE}"
+PAIRS = f"--name pairs --algorithm ad-psgd --steps 30 {SAVE}"
+TIMED = "--name timed --algorithm partial-reduce --seconds 1 --step-time 5 --checkpoint-every 0.2s"
+ALIKE = f"--algorithm allreduce --steps 30 {SAVE}"
+RARE = f"--name rare --algorithm local-sgd:sync_period=5000 --steps 4000 --step-time 1 {SAVE}"
+LIMIT = "--resume runs/limit --algorithm local-sgd"
+RANKS = "--name ranks --algorithm local-sgd --checkpoint-every 6 --resume"
+REFUSED = "--name run --algorithm local-sgd --steps 4 --checkpoint-every 2"
+# What is done before a command, its arguments, and its exit status; in one job of two ranks.
+COMMANDS = [
+    *(
+        (before, f"--algorithm {each} --name {name_of(each)}{flags}", 0)
+        for each in REPEATABLE
+        for before, flags in (
+            ("", " --steps 30 --checkpoint-every 8 --checkpoint-keep 9 --evaluate-every 10"),
+            (
+                killed(name_of(each)),
+                "-again --resume --steps 30 --checkpoint-every 8 --checkpoint-keep 9 "
+                "--evaluate-every 10",
+            ),
+        )
+    ),
+    (NO_SIGNAL, f"--name whole {ALIKE}", 0),
+    (told(1, 11, signal.SIGTERM), f"--name part {ALIKE}", 85),
+    (NO_SIGNAL, f"--name part {ALIKE} --resume latest", 0),
+    (told(0, 5, signal.SIGUSR1), f"{PAIRS} --requeue 7", 7),
+    (NO_SIGNAL, "--resume runs/pairs --algorithm ad-psgd --steps 30", 0),
+    (told(1, 5, signal.SIGTERM), OWN, 85),
+    (NO_SIGNAL, f"{OWN} --resume", 0),
+    (f"open('rare', 'w').close(); {told(1, 5, signal.SIGTERM)}", RARE, 85),
+    (f"os.remove('rare'); {told(0, 3, signal.SIGINT)}", TIMED, 130),
+    (NO_SIGNAL, f"{TIMED} --resume", 0),
+    ("", "--name limit --algorithm local-sgd --steps 9999 --step-time 5 --time-limit 0.01", 85),
+    ("", f"{LIMIT} --steps 60 --step-time 5 --checkpoint-every 0.05s", 0),
+    ("", f"{RANKS} --steps 24", 0),
+    ("", REFUSED, 0),
+    ("", f"{REFUSED} --resume --batch-size 8", 2),
+    ("", f"{REFUSED} --resume --sync-period 3", 2),
+    ("", "--resume elsewhere", 2),
+    (SPOIL, f"{REFUSED} --resume", 2),
+]
+
+
+def arguments(flags):
+    return ["train", *flags.split(), "--script", "task.py"]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """The folder of the commands' runs, and how their job ended."""
+    folder = tmp_path_factory.mktemp("continued")
+    (folder / "task.py").write_text(SCRIPT)
+    alone = ["-m", "wagma", *arguments(f"{RANKS} --steps 12")]
+    launch.mpirun(None, *alone, timeout=TIMEOUT, cwd=folder).check()
+    words = [(before, arguments(flags)) for before, flags, _ in COMMANDS]
+    ended = launch.mpirun(2, "-c", JOB, json.dumps(words), timeout=TIMEOUT, cwd=folder).check()
+    (statuses,) = re.findall(r"^statuses (.*)$", ended.stdout, re.MULTILINE)
+    assert json.loads(statuses) == [status for _, _, status in COMMANDS], ended
+    assert "Traceback" not in ended.stderr
+    return folder / "runs", ended
+
+
+@pytest.fixture(scope="module")
+def runs(job):
+    return job[0]
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("algorithm", [*map(name_of, REPEATABLE)])
+def test_a_run_that_was_killed_continues_bit_for_bit(runs, algorithm):
+    """Also what it draws at random, and in which order its data come."""
+    whole, again = runs / algorithm, runs / f"{algorithm}-again"
+    assert equal(model_of(whole), model_of(again))
+    for rank in range(2):
+        assert without_times(metrics(whole, rank)) == without_times(metrics(again, rank))
+    assert summary_of(again)["steps_of_rank"] == [30, 30]
+    first, second = (
+        [(each["step"], each["loss"]) for each in summary_of(run)["evaluations"]]
+        for run in (whole, again)
+    )
+    assert first == second and len(first) == 3
+    resumed = json.loads((again / "config.json").read_text())["resumed"]
+    assert resumed == [{"checkpoint": "000002-step-16", "step": 16, "ranks": 2}]
+
+
+def test_the_files_of_a_continued_run_are_those_of_one_run(runs):
+    """Times go on where they were, and the report reads them."""
+    run = runs / "wagma-again"
+    elapsed = [one["elapsed_s"] for one in metrics(run, 0)]
+    assert elapsed == sorted(elapsed)
+    assert records.read(run).counts == (30, 30)
+    assert summary_of(run).keys() == summary_of(runs / "wagma").keys()
+
+
+def test_a_signal_stops_ranks_that_average_together_after_the_same_step(job):
+    runs, ended = job
+    whole, part = (model_of(runs / name) for name in ("whole", "part"))
+    # The statistics of BatchNorm are averaged in the checkpoint.
+    assert equal({name: each for name, each in whole.items() if "running" not in name}, part)
+    assert [len(metrics(runs / name, 1)) for name in ("whole", "part")] == [30, 30]
+    stopped = r"wagma: stopped by SIGTERM after (\d+) steps: --resume runs/part continues from .*\1"
+    (step,) = re.findall(stopped, ended.stderr)
+    assert 12 <= int(step) <= 14
+
+
+def test_any_algorithm_is_stopped_and_continues(job):
+    """By a signal on one rank, or a time limit; also where ranks make different steps."""
+    runs, ended = job
+    assert [len(metrics(runs / "pairs", rank)) for rank in range(2)] == [30, 30]
+    assert min(summary_of(runs / "timed")["steps_of_rank"]) > 10
+    assert sum(summary_of(runs / "own")["steps_of_rank"]) >= 60
+    assert "stopped by the time limit after 0 steps: --resume runs/limit " in ended.stderr
+    assert metrics(runs / "limit", 0)[-1]["step"] == 59
+    for name in ("timed", "limit"):  # at a stop, by time and at the end
+        assert files.number_of(files.found(runs / name / "checkpoints")[0]) >= 3
+
+
+def test_a_signal_is_not_kept_waiting_for_an_average_over_all_ranks(runs):
+    """That would be after the last step."""
+    assert all(6 <= len(metrics(runs / "rare", rank)) < 4000 for rank in range(2))
+
+
+def test_another_number_of_ranks_continues_a_run(runs):
+    run = runs / "ranks"
+    assert [len(metrics(run, rank)) for rank in range(2)] == [12, 12]
+    assert [path.name for path in (run / "until-step-12").iterdir()] == ["rank-0000.jsonl"]
+    assert len(metrics(run / "until-step-12", 0)) == 12
+    assert metrics(run, 1)[0]["step"] == 12
+
+
+def test_what_cannot_be_continued_is_refused_in_one_line(job):
+    _, ended = job
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("wagma: error: ")]
+    patterns = [
+        "cannot resume: .* was saved with batch_size = 32, and now it is 8",
+        "cannot resume: .* was saved with sync_period = 10, and now it is 3",
+        "argument --resume: elsewhere has no checkpoints",
+        "cannot resume: none of 2 checkpoints in .* is good: 000002-step-4: .*; 000001-step-2: .*",
+    ]
+    assert len(errors) == len(patterns)
+    for error, pattern in zip(errors, patterns):
+        assert re.match(f"wagma: error: {pattern}", error), error
+
+
+def test_a_rank_that_waits_for_one_that_hangs_ends_the_job_to_be_continued(mpirun, tmp_path):
+    """Rank 0 gets the signal while it waits in a step for rank 1, which computes for ever."""
+    (tmp_path / "task.py").write_text(SCRIPT + HANGS)
+    flags = "--script task.py --algorithm allreduce --steps 30 --checkpoint-every 4 --name run"
+    ended = mpirun(2, "-c", STUCK, *flags.split(), timeout=TIMEOUT, cwd=tmp_path)
+    assert ended.returncode == 85, ended
+    stuck = "wagma: error: rank 0 cannot stop: it has waited 0.5 s for other ranks"
+    assert f"{stuck}; --resume runs/run continues from 000002-step-8\n" in ended.stderr
+
+
+HANGS = """
+import signal, threading, time
+calls = 0
+
+
+def loss(model, batch):
+    global calls
+    calls += 1
+    if calls == 12:
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 1:
+            time.sleep(1000)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+"""
+STUCK = """
+import sys
+from wagma import cli, continuing
+
+continuing.STUCK = 0.5
+sys.exit(cli.main(["train", *sys.argv[1:]]))
+"""
+
+
+def test_the_loop_of_the_page_starts_a_job_again_that_a_kill_has_ended(tmp_path):
+    """With one rank in place of the page's four, which is killed once."""
+    (tmp_path / "task.py").write_text(SCRIPT)
+    (tmp_path / "signals").write_text(f"0 9 {int(signal.SIGKILL)} once")
+    blocks = [text for language, text in pages.blocks(PAGE) if language == "text"]
+    (loop,) = (text for text in blocks if "for attempt in" in text)
+    command = shlex.join([*launch.mpiexec(), "-n", "1", sys.executable, "-m", "wagma"])
+    flags = "--script task.py --algorithm local-sgd --steps 20 --checkpoint-every 4"
+    script = loop.replace("mpiexec -n 4 wagma", command).replace("--checkpoint-every 60s", flags)
+    assert command in script and flags in script
+    env = {**os.environ, **launch.OPEN_MPI, "PYTHONPATH": str(launch.STARTUP)}
+    ended = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert ended.returncode == 0, ended
+    # The last one may not have been complete.
+    continues = r"^continuing from runs/again/checkpoints/00000(1-step-4|2-step-8),"
+    assert len(re.findall(continues, ended.stdout, re.MULTILINE)) == 1
+    steps = [one["step"] for one in metrics(tmp_path / "runs" / "again", 0)]
+    assert steps == list(range(20))

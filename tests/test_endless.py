@@ -1,0 +1,221 @@
+"""Positions in training data: saved, gone to without loading, and dealt to other ranks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+from wagma import data, generators
+from wagma.tasks.endless import Endless
+
+
+class Numbers(Dataset):
+    """The numbers to 20, with noise that is drawn when one is loaded; counts those."""
+
+    loaded = 0
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        Numbers.loaded += 1
+        return torch.tensor([float(index), torch.rand(()).item()])
+
+
+def shuffled():
+    return DataLoader(Numbers(), 3, shuffle=True)
+
+
+def with_generator():
+    return DataLoader(Numbers(), 3, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+
+def distributed():
+    return DataLoader(Numbers(), 3, sampler=DistributedSampler(Numbers(), 2, 1))
+
+
+def listed():
+    return [torch.tensor([[float(each)]]) for each in range(5)]
+
+
+def stream():
+    return (torch.rand(2, 1) for _ in itertools.count())
+
+
+def numbers():
+    return iter(torch.arange(400.0).view(-1, 2))
+
+
+def indices():
+    return data.Batches(np.arange(11), 4, 0, 3, torch.from_numpy)
+
+
+KINDS = (shuffled, with_generator, distributed, listed, stream, numbers, indices)
+
+
+def bits(batches):
+    return [batch.numpy().tobytes() for batch in batches]
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("drawn", [0, 1, 6, 7, 16])
+def test_batches_go_on_at_a_position_as_if_nothing_had_been(make, drawn):
+    """In the middle of a pass and at its end; with what is drawn at random while loading."""
+    torch.manual_seed(1)
+    endless = Endless(make(), "task")
+    endless.peek()
+    list(itertools.islice(endless, drawn))
+    position, states = endless.state_dict(), generators.states()
+    expected = bits(itertools.islice(endless, 20))
+    torch.manual_seed(1)  # as a job does that begins again
+    again = Endless(make(), "task")
+    again.peek()
+    torch.rand(3)
+    again.load_state_dict(position)
+    generators.restore(states)
+    assert bits(itertools.islice(again, 20)) == expected
+
+
+def test_what_is_skipped_is_not_loaded():
+    torch.manual_seed(1)
+    endless = Endless(shuffled(), "task")
+    list(itertools.islice(endless, 5))
+    position = endless.state_dict()
+    Numbers.loaded = 0
+    again = Endless(shuffled(), "task")
+    again.load_state_dict(position)
+    next(again)
+    assert Numbers.loaded == 3
+
+
+def test_a_source_that_knows_its_position_is_asked():
+    class Stateful:
+        at = 0
+
+        def __iter__(self):
+            while True:
+                self.at += 1
+                yield self.at
+
+        def state_dict(self):
+            return {"at": self.at}
+
+        def load_state_dict(self, state):
+            self.at = state["at"]
+
+    endless = Endless(Stateful(), "task")
+    assert endless.peek() == 1 and endless.state_dict()["source"] == {"at": 0}
+    assert list(itertools.islice(endless, 4)) == [1, 2, 3, 4]
+    again = Endless(Stateful(), "task")
+    again.load_state_dict(endless.state_dict())
+    assert next(again) == 5
+
+
+# Other numbers of ranks
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 5), (3, 1), (1, 3)])
+def test_the_rest_of_a_pass_is_dealt_without_repeats(before, after):
+    """All samples that the first ranks have not drawn, and no other, are in the next batches."""
+    ranks = [data.Batches(np.arange(rank, 61, before), 4, rank, 7) for rank in range(before)]
+    seen = np.concatenate([next(each) for each in ranks for _ in range(3)])
+    positions = [Endless(each, "task").state_dict() for each in ranks]
+    rest = []
+    for rank in range(after):
+        endless = Endless(data.Batches(np.arange(rank, 61, after), 1, rank, 7), "task")
+        endless.deal(positions, rank, after)
+        left = 61 - len(seen)
+        rest += itertools.islice(endless, left // after + (rank < left % after))
+    assert sorted([*seen, *np.concatenate(rest)]) == list(range(61))
+
+
+@pytest.mark.parametrize(("before", "between", "after"), [(4, 2, 3), (2, 4, 1), (1, 3, 2)])
+def test_a_distributed_sampler_goes_on_in_its_order(before, between, after):
+    """Twice with another number of ranks, and with a position in the rest that was dealt."""
+    numbers = TensorDataset(torch.arange(96))
+
+    def ranks(size):
+        samplers = [DistributedSampler(numbers, size, rank, seed=3) for rank in range(size)]
+        return [Endless(DataLoader(numbers, 2, sampler=each), "task") for each in samplers]
+
+    def draw(endless, count):
+        return [each for (batch,) in itertools.islice(endless, count) for each in batch.tolist()]
+
+    drawn, sizes = [], (before, between, after)
+    everyone = ranks(before)
+    for size, following in itertools.pairwise((*sizes, after)):
+        for endless in everyone:
+            drawn += draw(endless, 3)
+        positions = [endless.state_dict() for endless in everyone]
+        again = ranks(size)
+        for endless, position in zip(again, positions):
+            endless.load_state_dict(position)
+        everyone = ranks(following)
+        if following == size:
+            everyone = again
+        else:
+            for rank, endless in enumerate(everyone):
+                endless.deal(positions, rank, following)
+    assert len(drawn) == len(set(drawn)) == 6 * sum(sizes)
+    left = 96 - len(drawn)
+    for endless in everyone:
+        drawn += draw(endless, left // (2 * after))
+    assert sorted(drawn) == list(range(96))
+
+
+def test_other_loaders_begin_the_pass_anew_and_say_so(caplog):
+    endless = Endless(listed(), "task")
+    list(itertools.islice(endless, 3))
+    again = Endless(listed(), "task")
+    with caplog.at_level(logging.WARNING):
+        again.deal([endless.state_dict()], 0, 1)
+    assert next(again).item() == 0
+    assert "task: the pass over the training batches begins anew" in caplog.text
+
+
+# Signals
+
+
+class Killed(Dataset):
+    """Has its worker get a signal while an element is loaded, as from a batch system."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        return index
+
+
+def noted(worker):
+    assert worker in (0, 1)
+
+
+def test_workers_outlive_the_signals_of_a_batch_system():
+    loader = DataLoader(Killed(), 2, num_workers=2, worker_init_fn=noted)
+    endless = Endless(loader, "task")
+    assert [batch.tolist() for batch in itertools.islice(endless, 4)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+        [6, 7],
+    ]
+
+
+def test_a_worker_still_ends_when_its_rank_ends_it():
+    loader = DataLoader(Numbers(), 2, num_workers=1)
+    endless = Endless(loader, "task")
+    next(endless)
+    (worker,) = endless._iterator._workers
+    worker.terminate()
+    worker.join(30)
+    assert worker.exitcode == 0
+    endless._iterator._workers_done_event.set()

@@ -1,0 +1,334 @@
+"""Writing checkpoints: the ranks' states are copied, and written while the training goes on."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from collectives.agreement import raise_collectively
+from wagma import generators
+from wagma.checkpoint import files, state
+from wagma.checkpoint.files import CheckpointError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from wagma.optim.averaging import Averaging
+
+LOOK_EVERY = 0.02  # seconds from one look of rank 0 for the other ranks' files to the next
+
+
+class Saver:
+    """Writes an optimizer's checkpoints in the background: training waits for the copies only.
+
+    All ranks make the same calls. In a block, leaving it waits until the last checkpoint is
+    written; an exception that ends the block drops a checkpoint that is not complete.
+
+    Args:
+        directory: for the checkpoints, which all ranks see; made if it is missing.
+        optimizer: any of `wagma.optim`.
+        keep: number of complete checkpoints that are kept, at least 1.
+        settings: what must be the same to continue, as JSON has it; the optimizer's class and
+            settings are compared as well.
+
+    Raises:
+        ValueError: `keep` is less than 1.
+
+    Example:
+        >>> with optimizer, checkpoint.Saver("checkpoints", optimizer) as saver:
+        ...     for epoch in range(epochs):
+        ...         ...
+        ...         saver.begin(epoch=epoch + 1, scheduler=scheduler)
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        optimizer: Averaging,
+        *,
+        keep: int = 2,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}, not at least 1")
+        self.directory, self.keep = Path(directory), keep
+        self._optimizer, self.settings = optimizer, dict(settings or {})
+        self._writing: _Writing | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.finish()
+        elif self._writing is not None:
+            self._writing.give_up()
+
+    def begin(self, **more: Any) -> None:
+        """Average over all ranks, copy everything, and begin to write it; collective.
+
+        It waits for the checkpoint before, if that is still being written. What the method has
+        under way is brought in first: afterwards all ranks have the same model, and go on from it
+        as they would after `load`.
+
+        Args:
+            **more: what else this rank has to continue with: objects with `state_dict`, such as
+                schedulers, or values; of the value `step`, if given, the checkpoint has its name.
+
+        Raises:
+            CheckpointError: this checkpoint or the one before cannot be written, or the model is
+                not finite; on all ranks.
+            TypeError: a value could not be read back; on all ranks.
+            RuntimeError: inside `join` or `averaged`.
+            collectives.ClosedError: after the optimizer's `close`.
+        """
+        self.finish()
+        optimizer = self._optimizer
+        if optimizer._inside_join:
+            raise RuntimeError(
+                "a checkpoint inside join(), which some ranks may have left: take it after the "
+                "block"
+            )
+        optimizer._settle()
+        error: Exception | None = None
+        part: dict[str, Any] = {}
+        try:
+            part = self._part(more)
+            state.check_readable(part["more"])
+            if not all(bool(vector.isfinite().all()) for vector in optimizer.flat.memory):
+                raise CheckpointError("the model is not finite")
+        except (TypeError, CheckpointError) as problem:
+            error = problem
+        raise_collectively(optimizer.comm, error)
+        averaging = part["optimizer"]["averaging"]
+        averaging["version"] = max(optimizer.comm.allgather(averaging["version"]))
+        step = part["more"].get("step")
+        step = optimizer._steps if not isinstance(step, int) else step
+        unfinished = self._make_directory(step)
+        optimizer._go_on_from(averaging)
+        rank, size = optimizer.collective.rank, optimizer.collective.size
+        manifest = {"step": step, "ranks": size, "settings": self._compared()}
+        tensors, tied = state.model_of(optimizer.flat) if rank == 0 else ({}, {})
+        self._writing = _Writing(
+            unfinished, rank, part, tensors, {**manifest, "tied": tied}, self.keep
+        )
+
+    def finish(self) -> Path | None:
+        """Wait until the checkpoint that was begun last is complete; collective.
+
+        Returns:
+            Its directory; None: none was begun since the last call.
+
+        Raises:
+            CheckpointError: it could not be written, on some rank; on all ranks.
+        """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return None
+        comm = self._optimizer.comm
+        try:
+            raise_collectively(comm, writing.part_error())
+        except CheckpointError:
+            writing.give_up()
+            raise
+        error = writing.error() if writing.rank == 0 else None
+        raise_collectively(comm, error)
+        return writing.path
+
+    def _part(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of everything that is this rank's own."""
+        optimizer = self._optimizer
+        saved = optimizer.state_dict()
+        saved["averaging"]["equal"] = True
+        values = {name: state_of(value) for name, value in more.items()}
+        return {
+            "optimizer": state.copied(saved),
+            "own": state.copied(state.own_of(optimizer.flat)),
+            "more": state.copied(values),
+            "generators": generators.states(optimizer.flat.device),
+        }
+
+    def _compared(self) -> dict[str, Any]:
+        return {**self.settings, **settings_of(self._optimizer)}
+
+    def _make_directory(self, step: int) -> Path:
+        """Make the unfinished checkpoint's directory, which every rank must see; collective."""
+        comm = self._optimizer.comm
+        made: Path | CheckpointError | None = None
+        if comm.rank == 0:
+            try:
+                made = files.begin(self.directory, step)
+            except OSError as problem:
+                made = CheckpointError(f"cannot write to {self.directory}: {problem.strerror}")
+        made = comm.bcast(made)
+        if isinstance(made, CheckpointError):
+            raise made
+        error = None
+        if not made.is_dir():
+            error = CheckpointError(f"{made}, which rank 0 has made, is not on this rank's disk")
+        raise_collectively(comm, error)
+        return made
+
+
+def save(
+    directory: str | Path,
+    optimizer: Averaging,
+    *,
+    keep: int = 2,
+    settings: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Path:
+    """Average over all ranks, and write a checkpoint; collective.
+
+    Args:
+        directory, optimizer, keep, settings: as for `Saver`.
+        **more: as for `Saver.begin`.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        CheckpointError, TypeError, RuntimeError, collectives.ClosedError: as `Saver.begin` does.
+
+    Example:
+        >>> checkpoint.save("checkpoints", optimizer, epoch=epoch + 1, scheduler=scheduler)
+    """
+    saver = Saver(directory, optimizer, keep=keep, settings=settings)
+    saver.begin(**more)
+    path = saver.finish()
+    assert path is not None
+    return path
+
+
+def state_of(value: Any) -> Any:
+    """Return the state of an object that has one, else the value."""
+    return value.state_dict() if callable(getattr(value, "state_dict", None)) else value
+
+
+def settings_of(optimizer: Averaging) -> dict[str, Any]:
+    """Return what must be the same of an optimizer, as JSON has it."""
+    settings = {name: plain(value) for name, value in optimizer.settings.items()}
+    return {"method": type(optimizer).__name__, **settings}
+
+
+def plain(value: Any) -> Any:
+    """Return a setting as JSON has it."""
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+
+
+class _Writing:
+    """A checkpoint that this rank's thread is writing; on rank 0, until all ranks have.
+
+    The thread makes no call of MPI: ranks say by small files that their parts are written.
+
+    Args:
+        unfinished: its directory.
+        rank: this one.
+        part: what this rank writes.
+        tensors: the model, on rank 0.
+        manifest: without the files.
+        keep: number of checkpoints that are kept.
+    """
+
+    def __init__(
+        self,
+        unfinished: Path,
+        rank: int,
+        part: dict[str, Any],
+        tensors: dict[str, torch.Tensor],
+        manifest: dict[str, Any],
+        keep: int,
+    ) -> None:
+        self.rank, self.path = (
+            rank,
+            unfinished.with_name(unfinished.name.removeprefix(files.UNFINISHED)),
+        )
+        self._unfinished, self._part, self._tensors = unfinished, part, tensors
+        self._manifest, self._keep = manifest, keep
+        self._written, self._given_up = threading.Event(), threading.Event()
+        self._error: CheckpointError | None = None
+        # Not waited for where the process ends otherwise, as by an exception.
+        self._thread = threading.Thread(target=self._run, name="wagma checkpoint", daemon=True)
+        self._thread.start()
+
+    def part_error(self) -> CheckpointError | None:
+        """Wait until this rank has written its files; return what went wrong."""
+        self._written.wait()
+        return self._error
+
+    def error(self) -> CheckpointError | None:
+        """Wait until the checkpoint is complete; return what went wrong."""
+        self._thread.join()
+        return self._error
+
+    def give_up(self) -> None:
+        """Remove what is written, if the checkpoint is not complete."""
+        self._given_up.set()
+        self._thread.join()
+        if self.rank == 0:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def _run(self) -> None:
+        try:
+            self._write_own()
+            self._written.set()
+            if self.rank == 0:
+                self._complete()
+        except Exception as error:  # of the file system, or of a library that writes there
+            text = error.strerror if isinstance(error, OSError) else str(error)
+            self._error = CheckpointError(f"cannot write {self.path}: {text}")
+        finally:
+            self._written.set()
+            self._part, self._tensors = {}, {}
+
+    def _write_own(self) -> None:
+        """Write this rank's files, and one that says so."""
+        entries = {}
+        if self.rank == 0:
+            path = self._unfinished / files.MODEL
+            save_file(self._tensors, path, metadata={"format": "pt"})
+            entries[path.name] = durable(path)
+        path = self._unfinished / files.part_name(self.rank)
+        with path.open("wb") as file:
+            torch.save(self._part, file)
+        entries[path.name] = durable(path)
+        files.write_json(self._unfinished / said_by(self.rank), {"files": entries})
+
+    def _complete(self) -> None:
+        """Wait for all ranks' files, and complete the checkpoint."""
+        entries: dict[str, Any] = {}
+        for rank in range(self._manifest["ranks"]):
+            path = self._unfinished / said_by(rank)
+            while not path.exists():
+                if self._given_up.wait(LOOK_EVERY):
+                    return
+            entries |= files.read_json(path)["files"]
+            path.unlink()
+        files.complete(self._unfinished, {**self._manifest, "files": entries})
+        files.keep_newest(self.path.parent, self._keep)
+
+
+def said_by(rank: int) -> str:
+    """Return the name of the file by which a rank says that it has written its own."""
+    return f"rank-{rank:04}.written"
+
+
+def durable(path: Path) -> list[Any]:
+    """Have a file written to the disk; return its size and checksum."""
+    files.sync(path)
+    return [*files.look_at(path)]

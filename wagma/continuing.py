@@ -1,0 +1,300 @@
+"""Trainings that are continued: the checkpoints of `wagma train`, and resuming from them."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from collectives.agreement import counted
+from collectives.process import end_job, last_words
+from wagma import checkpoint, generators
+from wagma.checkpoint import files
+from wagma.checkpoint.state import Unchanging
+from wagma.commands.checkpoints import LATEST
+from wagma.evaluation import Kept
+from wagma.job import FAILED, Signals, UsageError, complain, from_rank_0, together
+from wagma.pauses import Pauses, Said
+from wagma.runs import JsonLines, Tally, in_json, metrics_file
+from wagma.tasks import kinds
+
+if TYPE_CHECKING:
+    from wagma.trainer import Trainer
+
+FOLDER = "checkpoints"
+# What must be the same to continue; the optimizer's own settings are compared as well.
+SETTINGS = (
+    *("script", "task", *kinds.OWN, "seed"),
+    *("batch_size", "accumulate", "optimizer", "lr", "momentum", "weight_decay", "clip_norm"),
+)
+STUCK = (
+    30.0  # seconds after which a rank that cannot stop, since it waits for another, ends the job
+)
+COUNTED = "waiting_s", "communicating_s", "bytes_sent", "staleness"  # in a tally, by a collective
+
+log = logging.getLogger(__name__)
+
+
+def find(settings: argparse.Namespace) -> Path | None:
+    """Return the directory of the run to continue, None if a new run begins.
+
+    Raises:
+        UsageError: `--resume` names a directory without checkpoints.
+    """
+    if settings.resume != LATEST:
+        if not files.found(settings.resume / FOLDER):
+            raise UsageError(f"argument --resume: {settings.resume} has no checkpoints")
+        return settings.resume
+    if settings.name:
+        run = settings.runs_dir / settings.name
+        return run if run.is_dir() else None
+    number = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
+    parts = filter(None, (number, os.environ.get("SLURM_ARRAY_TASK_ID")))
+    ending = "".join(f"_{part}" for part in parts)
+    newest = {
+        run: checkpoints[0].stat().st_mtime
+        for run in settings.runs_dir.glob(f"*{ending}")
+        if (checkpoints := files.found(run / FOLDER)) and not (run / "summary.json").exists()
+    }
+    return max(newest, key=lambda run: newest[run], default=None)
+
+
+class Continuing:
+    """One rank's part in the checkpoints of a training.
+
+    Args:
+        trainer: the rank's, which has made no steps.
+        tally: of its steps.
+        run: the run's directory.
+        comm: the ranks that train together.
+        signals: which may stop the training.
+
+    Attributes:
+        complete: whether this rank's steps have ended, with a checkpoint.
+        stopped: whether all ranks have stopped before the last step.
+        resumed: from what the run was continued, for its record: one entry each time.
+        recorded: bytes of this rank's metrics that belong to steps before the checkpoint.
+
+    Raises:
+        UsageError: checkpoints cannot be written.
+    """
+
+    def __init__(
+        self, trainer: Trainer, tally: Tally, run: Path, comm: MPI.Intracomm, signals: Signals
+    ) -> None:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise UsageError("checkpoints need MPI's THREAD_MULTIPLE")
+        settings = trainer.settings
+        self.trainer, self.tally, self.run, self.comm = trainer, tally, run, comm
+        self.status, self.recorded = settings.requeue, 0
+        self.complete = self.stopped = False
+        self.resumed: list[dict[str, Any]] = []
+        self.newest: Path | None = None
+        from_rank_0(self._try_to_write, comm)
+        compared = {name: getattr(settings, name, None) for name in SETTINGS}
+        self.saver = checkpoint.Saver(
+            run / FOLDER,
+            trainer.optimizer,
+            keep=settings.checkpoint_keep,
+            settings=json.loads(in_json(compared)),
+        )
+        self.signals = signals
+        self.pauses = trainer.pauses = Pauses(trainer, comm, signals, settings)
+        last_words.append(self._how_to_continue)
+
+    def _try_to_write(self) -> None:
+        folder = self.run / FOLDER
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ".tried").touch()
+            (folder / ".tried").unlink()
+        except OSError as error:
+            raise UsageError(f"cannot write checkpoints to {folder}: {error.strerror}") from error
+
+    # Resuming
+
+    def resume(self) -> None:
+        """Go on from the newest good checkpoint, if there is one; collective.
+
+        Raises:
+            UsageError: there are checkpoints, of which none is good, or they are of another
+                training.
+        """
+        began, trainer = time.monotonic(), self.trainer
+        try:
+            found = checkpoint.load(
+                self.saver.directory, trainer.optimizer, settings=self.saver.settings
+            )
+        except checkpoint.CheckpointError as error:
+            raise UsageError(f"cannot resume: {error}") from error
+        if found is None:
+            return
+        self.newest = found.path
+        alike = found.ranks == self.comm.size
+        states = generators.states(trainer.device)
+        self._go_on_with_data(found, alike)
+        if trainer.scheduler is not None:
+            trainer.scheduler.load_state_dict(found["scheduler"])
+        generators.restore(states, trainer.device)
+        trainer.made, trainer.earlier = found["steps"], found["elapsed_s"]
+        trainer.scheduled = found["scheduled"]
+        trainer.kept = [Kept(*each) for each in found["kept"]]
+        self.pauses.saved()
+        if alike:
+            self.recorded = found["metrics"]
+            together(lambda: self._read_records(found["counted"]), self.comm)
+        entry = {"checkpoint": found.path.name, "step": found.step, "ranks": found.ranks}
+        self.resumed = [*from_rank_0(lambda: self._clear(found, alike), self.comm), entry]
+        if self.comm.rank == 0:
+            seconds = time.monotonic() - began
+            print(f"continuing from {found.path}, in {seconds:.1f} s", flush=True)
+
+    def _go_on_with_data(self, found: checkpoint.Loaded, alike: bool) -> None:
+        """Go to this rank's position in its data, or deal what is left of the pass anew."""
+        trainer = self.trainer
+        if alike:
+            trainer.batches.load_state_dict(found["batches"])
+            return
+        parts: dict[int, dict[str, Any]] = {}
+        for others in self.comm.allgather(found.others):
+            parts |= {rank: each["batches"] for rank, each in others.items() if each["trains"]}
+        positions = [parts[rank] for rank in sorted(parts)]
+        trainer.batches.deal(positions, trainer.place, trainer.trainers)
+
+    def _read_records(self, counted: dict[str, Any]) -> None:
+        """Count the steps that are recorded, and cut off those after the checkpoint."""
+        path = metrics_file(self.run, self.comm.rank)
+        if path.exists():
+            for line in path.read_bytes()[: self.recorded].decode().splitlines():
+                record = json.loads(line)
+                if record["loss"] is None:
+                    record["loss"] = math.nan
+                self.tally.add(record)
+        for name in COUNTED:
+            setattr(self.tally, name, counted[name])
+
+    def _clear(self, found: checkpoint.Loaded, alike: bool) -> list[dict[str, Any]]:
+        """Remove what says that the run has ended; return from what it was continued before.
+
+        The metrics of another number of ranks go to a folder of their own.
+        """
+        for name in ("summary.json", "model.pt"):
+            (self.run / name).unlink(missing_ok=True)
+        if not alike:
+            folder = self.run / f"until-step-{found.step}"
+            folder.mkdir(exist_ok=True)
+            for path in self.run.glob("rank-*.jsonl"):
+                path.rename(folder / path.name)
+        try:
+            before = json.loads((self.run / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        return list(before.get("resumed", []))
+
+    # Saving
+
+    def steps(self, metrics: JsonLines) -> Iterator[dict[str, Any]]:
+        """Make all steps, or those until all ranks stop, with a checkpoint at each pause.
+
+        Args:
+            metrics: the file to which the records are written.
+        """
+        # What has come while the job was set up stops it at once.
+        stops = any(self.comm.allgather(bool(self.pauses.wish & Said.STOP)))
+        while True:
+            why = Said.STOP
+            if not stops:
+                yield from self.trainer.steps()
+                why = self.pauses.meet()
+            new = self.trainer.made != self.pauses.saved_steps
+            if self.newest is None or any(self.comm.allgather(new)):
+                self._save(metrics)
+            self.pauses.saved()
+            if why & Said.STOP or not why:
+                self._finish()
+                self.complete, self.stopped = True, bool(why)
+                return
+
+    def _save(self, metrics: JsonLines) -> None:
+        """Begin to write a checkpoint; collective."""
+        trainer = self.trainer
+        self._finish()  # the one before
+        counts = copy.copy(self.tally)
+        counts.add_averaging(trainer.optimizer.collective.statistics())
+        state = {
+            "step": max(self.comm.allgather(trainer.made)),
+            "steps": trainer.made,
+            "elapsed_s": trainer.elapsed if trainer.started is not None else trainer.earlier,
+            "scheduled": trainer.scheduled,
+            "scheduler": trainer.scheduler,
+            "batches": trainer.batches,
+            "trains": trainer.trains,
+            "kept": Unchanging([tuple(each) for each in trainer.kept]),
+            "metrics": metrics.size(),
+            "counted": {name: getattr(counts, name) for name in COUNTED},
+        }
+        try:
+            self.saver.begin(**state)
+        except checkpoint.CheckpointError as error:
+            self._warn(error)
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint that is being written; the training survives its failure."""
+        try:
+            self.newest = self.saver.finish() or self.newest
+        except checkpoint.CheckpointError as error:
+            self._warn(error)
+
+    def _warn(self, error: checkpoint.CheckpointError) -> None:
+        if self.comm.rank == 0:
+            log.warning("no checkpoint, the training goes on: %s", error)
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Return a block for the steps, which `Interrupted` ends where a rank cannot stop."""
+        return self.signals.raising_after(STUCK, self.pauses.deadline)
+
+    def give_up(self) -> None:
+        """End the job without another checkpoint."""
+        where = f"rank {self.comm.rank} cannot stop: it has waited {STUCK:g} s for other ranks"
+        remedy = self._how_to_continue()
+        complain(f"error: {where}; {remedy or 'there is no checkpoint'}")
+        end_job(MPI.COMM_WORLD, self.status if remedy else FAILED)
+
+    def _how_to_continue(self) -> str:
+        """Return what continues from the newest checkpoint in words; "": there is none."""
+        newest = next(iter(files.found(self.saver.directory)), None)
+        return f"--resume {self.run} continues from {newest.name}" if newest else ""
+
+    def ended(self, received: list[int]) -> int:
+        """Say how to continue after a stop, and return the exit status.
+
+        Args:
+            received: the signals that ranks received (0: none).
+        """
+        names = sorted({signal.Signals(number).name for number in received if number})
+        who = " and ".join(names) or "the time limit"
+        made = counted(self.trainer.made, "step")
+        if self.newest is None:
+            if self.comm.rank == 0:
+                complain(f"error: stopped by {who} after {made}, without a checkpoint")
+            return FAILED
+        if self.comm.rank == 0:
+            complain(
+                f"stopped by {who} after {made}: --resume {self.run} continues from "
+                f"{self.newest.name}"
+            )
+        if signal.SIGINT in received:
+            return 128 + signal.SIGINT
+        status: int = self.status
+        return status

@@ -1,0 +1,294 @@
+"""Training batches without end, whose position can be saved and continued from."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+
+from wagma import generators
+
+log = logging.getLogger(__name__)
+
+
+class Endless:
+    """An iterator over batches that starts again whenever they are exhausted.
+
+    A sampler that needs the epoch, as torch's ``DistributedSampler`` does, is given it. Batches
+    with a `state_dict` of their own, or whose ``batch_sampler`` has one, know their position. Else
+    it is the number of batches drawn in this pass, and the generators as they were at its
+    beginning; a ``DataLoader`` of a map-style data set goes there without loading what it skips.
+
+    Args:
+        batches: An iterable, such as a ``DataLoader``.
+        name: The task's, for messages.
+
+    Raises:
+        RuntimeError: When it is drawn from: it can be iterated over only once. If it is empty from
+            the beginning, it ends.
+    """
+
+    def __init__(self, batches: Iterable[Any], name: str) -> None:
+        self._name = name
+        self._use(batches)
+        self._next: Iterable[Any] | None = None
+        self._epoch = self._drawn = 0
+        # Samples of the pass that other numbers of ranks have drawn, of all ranks' together.
+        self._dealt = 0
+        self._may_be_empty = False
+        self._iterator: Iterator[Any] | None = None
+        self._peeked: list[Any] = []
+        self._begun: dict[str, Any] | None = None  # the generators at the beginning of the pass
+        self._before = None if self._source is None else self._source.state_dict()
+
+    def _use(self, batches: Iterable[Any]) -> None:
+        self._batches: Any = batches
+        self._source: Any = source_of(batches)
+        if isinstance(batches, DataLoader) and batches.num_workers:
+            batches.worker_init_fn = partial(shield, batches.worker_init_fn)
+
+    def renew(self, batches: Iterable[Any]) -> None:
+        """Go on with other batches from the next pass on; in an iterator, which has none, now."""
+        self._next = batches
+        if isinstance(self._batches, Iterator):
+            self._end_pass()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._peeked.pop() if self._peeked else self._draw()
+
+    def peek(self) -> Any:
+        """Return the first batch, which is drawn again; None if there is none."""
+        self._peeked = list(itertools.islice(self, 1))
+        return self._peeked[0] if self._peeked else None
+
+    def _draw(self) -> Any:
+        while True:
+            if self._iterator is None:
+                self._iterator = self._begin()
+            for batch in self._iterator:
+                self._drawn += 1
+                return batch
+            if not self._drawn and not self._may_be_empty:
+                if self._epoch:
+                    raise RuntimeError(
+                        f"{self._name}: the training batches cannot be iterated over again: return "
+                        "a DataLoader, a list, or an iterator without end"
+                    )
+                raise StopIteration
+            self._end_pass()
+            log.debug("the training batches start again after pass %d", self._epoch)
+
+    def _end_pass(self) -> None:
+        self._epoch += 1
+        self._drawn, self._dealt, self._iterator = 0, 0, None
+        self._may_be_empty = False
+        if self._next is not None:
+            self._use(self._next)
+            self._next = None
+
+    def _begin(self) -> Iterator[Any]:
+        """Begin a pass."""
+        self._tell_epoch()
+        if self._source is None:
+            self._begun = {"all": generators.states(), "own": own_generator(self._batches)}
+        return iter(self._batches)
+
+    def _tell_epoch(self) -> None:
+        sampler: Any = getattr(self._batches, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(self._epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, after the batches that were handed out."""
+        drawn = self._drawn - len(self._peeked)
+        source = None
+        if self._source is not None:
+            source = self._before if self._peeked else self._source.state_dict()
+        return {
+            "epoch": self._epoch,
+            "drawn": drawn,
+            "dealt": self._dealt,
+            "begun": self._begun,
+            "peeked": bool(self._peeked),
+            "source": source,
+        }
+
+    def load_state_dict(self, position: dict[str, Any]) -> None:
+        """Go to a position that this rank had; the generators are changed."""
+        here = self._drawn  # in this process, of an iterator that cannot start again
+        peeked, self._peeked, self._iterator, self._may_be_empty = self._peeked, [], None, True
+        self._epoch, self._drawn = position["epoch"], position["drawn"]
+        self._dealt, self._begun = position["dealt"], position["begun"]
+        if self._source is not None:
+            self._source.load_state_dict(position["source"])
+            self._before = position["source"]
+        elif self._begun is not None:
+            generators.restore(self._begun["all"])
+            if self._begun["own"] is not None:
+                self._batches.generator.set_state(self._begun["own"])
+            self._tell_epoch()
+            if isinstance(self._batches, Iterator):
+                if self._drawn < here:
+                    self._peeked, self._drawn = peeked, here
+                    return
+                self._iterator = after(self._batches, self._drawn - here)
+            else:
+                self._iterator = after(rest_of(self._batches, self._dealt), self._drawn)
+        if position["peeked"]:
+            self.peek()
+
+    def deal(self, positions: list[dict[str, Any]], rank: int, size: int) -> None:
+        """Go on with this rank's part of what other ranks have not drawn of their passes.
+
+        Args:
+            positions: Those of all ranks that shared the samples until now.
+            rank, size: This rank, and the number of those that share the rest.
+        """
+        self._peeked, self._iterator, self._drawn, self._may_be_empty = [], None, 0, True
+        self._epoch = max(each["epoch"] for each in positions)
+        self._begun = {"all": generators.states(), "own": own_generator(self._batches)}
+        if hasattr(self._source, "deal"):
+            self._source.deal([each["source"] for each in positions], rank, size)
+            return
+        if not is_distributed(self._batches):
+            log.warning(
+                "%s: the pass over the training batches begins anew on another number of ranks: "
+                "only a DataLoader with a DistributedSampler, or one's own deal(), goes on in it",
+                self._name,
+            )
+            return
+        now = [each for each in positions if each["epoch"] == self._epoch]
+        drawn = sum(each["drawn"] for each in now) * self._batches.batch_size
+        self._dealt = drawn + max(each["dealt"] for each in now)
+        self._tell_epoch()
+        self._iterator = iter(rest_of(self._batches, self._dealt))
+
+
+class Later:
+    """A sampler's batches after the first ones, which it skips when it is primed.
+
+    Args:
+        sampler: yields the indices of batches.
+        count: number of batches to skip.
+    """
+
+    def __init__(self, sampler: Iterable[Any], count: int) -> None:
+        self._sampler, self._count = sampler, count
+        self._iterator: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.prime())
+
+    def prime(self) -> Iterator[Any]:
+        """Skip what is to be skipped, if that has not been done, and return the rest."""
+        if self._iterator is None:
+            self._iterator = itertools.islice(iter(self._sampler), self._count, None)
+            first = list(itertools.islice(self._iterator, 1))
+            self._iterator = itertools.chain(first, self._iterator)
+        return self._iterator
+
+
+def source_of(batches: Any) -> Any:
+    """Return what knows the position of the batches: they, or their batch sampler; None: nobody."""
+    for each in (batches, getattr(batches, "batch_sampler", None)):
+        if hasattr(each, "state_dict") and hasattr(each, "load_state_dict"):
+            return each
+    return None
+
+
+def own_generator(batches: Any) -> Any:
+    """Return the state of a loader's own generator; None if it has none."""
+    generator: Any = getattr(batches, "generator", None)
+    return generator.get_state() if hasattr(generator, "get_state") else None
+
+
+def is_plain(batches: Any) -> bool:
+    """Return whether these are torch's loader of a data set with indices, in batches."""
+    return (
+        type(batches) is DataLoader
+        and batches.batch_sampler is not None
+        and not isinstance(batches.dataset, IterableDataset)
+    )
+
+
+def after(batches: Any, count: int) -> Iterator[Any]:
+    """Return an iterator over batches after the first ones, which are not loaded if possible."""
+    if not is_plain(batches):
+        iterator = iter(batches)
+        for _ in itertools.islice(iterator, count):  # now, with the generators of then
+            pass
+        return iterator
+    later = Later(batches.batch_sampler, count)
+    iterator = iter(like(batches, later))
+    later.prime()  # here, where the generators are those of the pass's beginning
+    return iterator
+
+
+def is_distributed(batches: Any) -> bool:
+    """Return whether these are the batches of a loader that deals a data set to ranks in turn."""
+    return is_plain(batches) and isinstance(batches.sampler, DistributedSampler)
+
+
+def rest_of(batches: Any, dealt: int) -> Any:
+    """Return batches without the first samples of the pass, of which there are so many in all."""
+    if not dealt:
+        return batches
+    sampler = batches.sampler
+    own = max(0, math.ceil((dealt - sampler.rank) / sampler.num_replicas))
+    rest = Later(sampler, own)
+    return like(batches, BatchSampler(rest, batches.batch_size, batches.drop_last))
+
+
+def like(loader: DataLoader[Any], batch_sampler: Any) -> DataLoader[Any]:
+    """Return a loader of the same data with another sampler."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=batch_sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+    )
+
+
+def shield(then: Callable[[int], None] | None, worker: int) -> None:
+    """Let a loader's worker ignore signals that a batch system sends to all processes of a job.
+
+    A worker that died of one would end its rank before that can save anything. SIGTERM from the
+    rank itself still ends it.
+
+    Args:
+        then: The loader's own function to call in a worker.
+        worker: The worker's number.
+    """
+    signals = {signal.SIGTERM, signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    threading.Thread(target=obey_parent, args=(signals, os.getppid()), daemon=True).start()
+    if then is not None:
+        then(worker)
+
+
+def obey_parent(signals: set[signal.Signals], parent: int) -> None:
+    """Take these signals, and end the process at one that its parent has sent."""
+    while True:
+        taken = signal.sigwaitinfo(signals)
+        if taken.si_pid == parent:
+            os._exit(0)
