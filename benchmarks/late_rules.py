@@ -34,7 +34,7 @@ class Task:
     def __init__(self, comm, shards, seed):
         self.train_set, self.test_set = data.load_digits()
         shard = data.shard(self.train_set.labels, comm.rank, comm.size, shards, seed)
-        self.batches = data.batches(shard, 32, comm.rank, seed)
+        self.batches = data.Batches(shard, 32, comm.rank, seed)
         self.jitter = np.random.default_rng([seed, comm.rank])
         torch.manual_seed(seed)
         self.model = small_cnn()

@@ -1,5 +1,6 @@
 """What `wagma train` can learn: the contract, scripts, and folders of images."""
 
+import gzip
 import itertools
 import random
 import sys
@@ -13,8 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from wagma.job import UsageError
-from wagma.tasks import contract, folders, images, script
+from wagma.tasks import arrays, contract, folders, images, script
 from wagma.tasks.contract import Task
+from wagma.tasks.endless import Endless
+from wagma.tasks.resnet import DEPTHS, resnet
 
 PAIR = torch.ones(4, 3), torch.zeros(4, 1)
 
@@ -140,7 +143,7 @@ def test_a_data_loader_starts_again_and_its_sampler_is_told_the_epoch():
 
     pairs = TensorDataset(torch.arange(12))
     loader = DataLoader(pairs, 3, sampler=Sampler(pairs, num_replicas=2, rank=1))
-    drawn = [batch[0].tolist() for batch in itertools.islice(contract.endless(loader, "t"), 6)]
+    drawn = [batch[0].tolist() for batch in itertools.islice(Endless(loader, "t"), 6)]
     assert told == [0, 1, 2]
     assert drawn[:2] != drawn[2:4]
     assert all(len(batch) == 3 for batch in drawn)
@@ -385,3 +388,200 @@ def test_the_ranks_share_out_the_images(directory, shards):
     assert tested == len(found.test.paths) == 6
     if shards != "dirichlet":
         assert (min(map(len, labels)) == 1) == (shards == "label-sorted")
+
+
+# --- the files of MNIST and CIFAR
+
+
+def idx(array):
+    """Return an array's bytes in idx format."""
+    shape = np.array(array.shape, ">i4").tobytes()
+    return bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
+
+
+def mnist(directory, counts=(30, 12), dash="-", packed=False):
+    """Write images whose brightness is their label, and return the labels by part."""
+    directory.mkdir(exist_ok=True)
+    labels = []
+    for part, count in zip(("train", "t10k"), counts):
+        labels.append(np.arange(count) % 3)
+        pixels = np.broadcast_to(labels[-1][:, None, None] * 100, (count, 10, 8))
+        for kind, array in (("images", pixels), ("labels", labels[-1])):
+            name = directory / f"{part}-{kind}{dash}idx{array.ndim}-ubyte"
+            content = idx(array)
+            if packed:
+                name, content = name.with_name(f"{name.name}.gz"), gzip.compress(content)
+            name.write_bytes(content)
+    return labels
+
+
+def cifar(directory, classes):
+    """Write CIFAR's binary files, with ten images each whose pixels are their label."""
+    directory.mkdir(exist_ok=True)
+    train, test, before = arrays.CIFAR[classes]
+    for number, name in enumerate([*train, test]):
+        rows = np.zeros((10, before + 3 * 32 * 32), np.uint8)
+        rows[:, before - 1 :] = (np.arange(10) + number)[:, None] % 10
+        (directory / name).write_bytes(rows.tobytes())
+
+
+@pytest.mark.parametrize(("dash", "packed"), [("-", False), (".", False), ("-", True)])
+def test_mnist_s_files_are_read(tmp_path, dash, packed):
+    labels = mnist(tmp_path, dash=dash, packed=packed)
+    assert arrays.are_in(tmp_path)
+    found = arrays.read(tmp_path)
+    assert found.classes == 3
+    for part, expected in zip(found[1:], labels):
+        assert part.pixels.shape == (len(expected), 1, 10, 8)
+        assert part.labels.dtype == np.int64
+        assert np.array_equal(part.labels, expected)
+        assert (part.pixels == 100 * expected[:, None, None, None]).all()
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cifar_s_binary_files_are_read(tmp_path, classes):
+    cifar(tmp_path, classes)
+    assert arrays.are_in(tmp_path)
+    found = arrays.read(tmp_path)
+    assert (found.classes, len(found.test.labels)) == (classes, 10)
+    assert len(found.train.labels) == (50 if classes == 10 else 10)
+    assert found.train.pixels.shape[1:] == (3, 32, 32)
+    for part in found[1:]:
+        assert (part.pixels == part.labels[:, None, None, None]).all()
+
+
+def test_pickles_are_refused(tmp_path):
+    (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n.")
+    (tmp_path / "batches.meta").touch()
+    with pytest.raises(UsageError, match="has CIFAR's Python version, whose files may run any cod"):
+        arrays.are_in(tmp_path)
+
+
+def test_folders_hold_no_such_files(directory):
+    assert not arrays.are_in(squares(directory))
+
+
+def change(path, *, at=None, to=b"", keep=None):
+    content = bytearray(path.read_bytes())[:keep]
+    if at is not None:
+        content[at : at + len(to)] = to
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "no idx file of 3-D bytes": ("train-images-idx3-ubyte", {"keep": 100}),
+    "no idx file of 1-D bytes": ("t10k-labels-idx1-ubyte", {"at": 2, "to": b"\x0d"}),
+    "has 30 images with 29 labels": (
+        "train-labels-idx1-ubyte",
+        {"at": 7, "to": b"\x1d", "keep": -1},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_damaged_files_of_mnist_are_named(tmp_path, message):
+    mnist(tmp_path)
+    name, damage = DAMAGES[message]
+    change(tmp_path / name, **damage)
+    with pytest.raises(UsageError, match=f"^argument --images: {tmp_path}.* {message}"):
+        arrays.read(tmp_path)
+
+
+def test_missing_and_broken_files_are_named(tmp_path):
+    mnist(tmp_path, packed=True)
+    change(tmp_path / "t10k-images-idx3-ubyte.gz", keep=40)
+    with pytest.raises(UsageError, match="^argument --images: Compressed file ended before"):
+        arrays.read(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(UsageError, match="has no t10k-images in idx format"):
+        arrays.read(tmp_path)
+
+
+def test_damaged_files_of_cifar_are_named(tmp_path):
+    cifar(tmp_path, 10)
+    change(tmp_path / "data_batch_2.bin", at=0, to=b"\x0a")
+    with pytest.raises(UsageError, match="data_batch_2.bin has the label 10 of 10 classes"):
+        arrays.read(tmp_path)
+    change(tmp_path / "data_batch_2.bin", keep=3074)
+    with pytest.raises(UsageError, match="data_batch_2.bin has 3074 bytes, not rows of 3073"):
+        arrays.read(tmp_path)
+    (tmp_path / "data_batch_2.bin").unlink()
+    with pytest.raises(UsageError, match="No such file or directory: .*data_batch_2.bin"):
+        arrays.read(tmp_path)
+
+
+@pytest.mark.parametrize(("image_size", "shape"), [(None, (1, 10, 8)), (16, (1, 16, 16))])
+def test_images_of_arrays_keep_their_size_or_are_resized(tmp_path, image_size, shape):
+    mnist(tmp_path)
+    task = images.task(arrays.read(tmp_path), image_size, "iid")
+    batches, test = task.data(1, 2, 4, 0)
+    (pictures, labels), *_ = test
+    assert pictures.shape[1:] == next(iter(batches))[0].shape[1:] == shape
+    expected = labels[:, None, None, None] * 100 / 127.5 - 1
+    assert torch.allclose(pictures, expected.float().expand_as(pictures), atol=1e-5)
+    assert task.model()(pictures).shape == (4, 3)
+
+
+def test_the_digits_are_images_too():
+    pytest.importorskip("sklearn")
+    found = arrays.digits()
+    assert found.train.pixels.shape == (1437, 1, 8, 8)
+    assert (found.train.pixels.min(), found.train.pixels.max()) == (0, 255)
+    assert len(found.test.labels) == 360
+
+
+# --- augmentation, and residual networks
+
+
+def test_images_are_moved_and_black_comes_in():
+    torch.manual_seed(0)
+    image = torch.arange(256.0).reshape(1, 1, 16, 16).repeat(200, 2, 1, 1)
+    moved = images.cropped(image)
+    seen = set()
+    for one in moved:
+        assert torch.equal(one[0], one[1])
+        (up, left), value = divmod(int(one[0, 8, 8]), 16), one[0, 8, 8]
+        seen.add((up - 8, left - 8))
+        inside = image[0, 0, max(0, up - 8) : 16 + up - 8, max(0, left - 8) : 16 + left - 8]
+        assert (one[0] == images.BLACK).sum() == 256 - inside.numel()
+        assert value == image[0, 0, up, left]
+    assert seen == set(itertools.product(range(-2, 3), repeat=2))
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_half_of_the_images_are_mirrored(flip):
+    torch.manual_seed(0)
+    image = torch.zeros(1, 16, 16)
+    image[:, :, :4] = 1  # at the left, however it is moved
+    batch, labels = images.Augmented(flip)([(image, n) for n in range(200)])
+    mirrored = (batch[:, 0, :, 8:] > 0.5).any(dim=(1, 2))
+    assert labels.tolist() == list(range(200))
+    assert 70 < mirrored.sum() < 130 if flip else not mirrored.any()
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+def test_only_training_images_are_changed(tmp_path, augment):
+    mnist(tmp_path)
+    batches, test = images.task(arrays.read(tmp_path), 16, "iid", None, "cnn", augment).data(
+        0, 1, 30, 0
+    )
+    changed = [
+        (pictures.std(dim=(1, 2, 3)) > 0.01).any() for pictures, _ in (next(iter(batches)), *test)
+    ]
+    assert changed == [augment != "none", False]
+
+
+@pytest.mark.parametrize(("depth", "parameters"), [("resnet8", 78042), ("resnet20", 272474)])
+def test_residual_networks_have_the_layers_of_their_names(depth, parameters):
+    """Those of the paper, with 1 × 1 convolutions where the shape changes."""
+    model = resnet(depth, 3, 10)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+        or (isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3))
+    ]
+    assert len(layers) == int(depth.removeprefix("resnet"))
+    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert DEPTHS.keys() == {"resnet8", "resnet14", "resnet20"}

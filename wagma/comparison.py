@@ -14,6 +14,7 @@ from wagma.info import versions
 from wagma.runs import recorded, write_json
 
 NOTHING = "–"
+HIGHER = "accuracy", "bleu", "return"  # the metrics of which more is better
 
 
 def directory_name(label: str) -> str:
@@ -111,9 +112,9 @@ def most(values: list[int | None]) -> int | None:
 
 
 def metric_of(summary: dict) -> str | None:
-    """Return the metric to compare: the accuracy, else the loss, else the first."""
+    """Return the metric to compare: one of `HIGHER`, else the loss, else the first."""
     names = summary["metrics"]
-    return next((name for name in ("accuracy", "loss") if name in names), next(iter(names), None))
+    return next((name for name in (*HIGHER, "loss") if name in names), next(iter(names), None))
 
 
 def points(summary: dict, metric: str | None) -> list[tuple[float, float]]:
@@ -124,11 +125,11 @@ def points(summary: dict, metric: str | None) -> list[tuple[float, float]]:
 def time_to(summary: dict, metric: str | None, target: float | None) -> float:
     """Return the seconds until an evaluation reached the target; infinity if none did.
 
-    An accuracy reaches it from below, any other metric from above.
+    One of `HIGHER` reaches it from below, any other metric from above.
     """
     if target is None:
         return math.inf
-    sign = 1 if metric == "accuracy" else -1
+    sign = 1 if metric in HIGHER else -1
     reached = (s for s, value in points(summary, metric) if sign * value >= sign * target)
     return next(reached, math.inf)
 

@@ -100,7 +100,7 @@ class Batched:
             return
         kind = kind_of(work[rank])
         pending = [each for each in work.values() if each.loss is None and kind_of(each) == kind]
-        if len(pending) == 1:
+        if len(pending) < 2:  # none if the batch is not of tensors
             return
         pending.sort(key=lambda each: each is not work[rank])
         if self.works is None:

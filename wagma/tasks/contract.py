@@ -34,7 +34,6 @@ Another one takes the record of each step of its rank, for other tools than this
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,10 +45,9 @@ import torch
 from torch import nn
 
 from wagma.job import UsageError
+from wagma.tasks.endless import Endless
 
 RANK_STREAM = 4
-
-log = logging.getLogger(__name__)
 
 
 class Task(NamedTuple):
@@ -67,6 +65,7 @@ class Task(NamedTuple):
             training step of its rank.
         work: Takes a training batch, and returns how much work it is, in any unit.
         log: Takes the record of a step, after it, with this rank's number as "rank".
+        unit: The unit of the work, in the plural.
     """
 
     name: str
@@ -78,6 +77,7 @@ class Task(NamedTuple):
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     work: Callable[[Any], float] | None = None
     log: Callable[[dict[str, Any]], Any] | None = None
+    unit: str = "work"
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, float]:
         """Return the values to report for a test batch: the script's metrics, or the loss."""
@@ -96,7 +96,7 @@ class Prepared(NamedTuple):
     """
 
     model: nn.Module
-    batches: Iterator
+    batches: Endless
     test: Iterable
 
 
@@ -118,6 +118,32 @@ def prepare(task: Task, rank: int, size: int, batch_size: int, seed: int) -> Pre
     if not isinstance(model, nn.Module):
         raise UsageError(f"{task.name}: model() returned {a_or_an(model)}, not a torch.nn.Module")
     seed_generators(int(np.random.SeedSequence([seed, RANK_STREAM, rank]).generate_state(1)[0]))
+    both = deal(task, rank, size, batch_size, seed)
+    batches, test = Endless(both[0], task.name), both[1]
+    first = batches.peek()
+    if first is None:
+        raise UsageError(f"{task.name}: data() returned no training batches")
+    with nothing_changed(model):
+        check_loss(task, model, first)
+    first_test = next(tests := iter(test), None)
+    if first_test is not None:
+        with nothing_changed(model), torch.no_grad():
+            model.eval()
+            check_metrics(task, model, first_test)
+        if tests is test:
+            test = itertools.chain([first_test], tests)
+    return Prepared(model, batches, test)
+
+
+def deal(task: Task, rank: int, size: int, batch_size: int, seed: int) -> tuple[Iterable, Iterable]:
+    """Return a rank's training batches and test batches, as the task deals them.
+
+    Args:
+        task, rank, size, batch_size, seed: As for `prepare`.
+
+    Raises:
+        UsageError: The task returned something else.
+    """
     both = task.data(rank, size, batch_size, seed)
     if not (isinstance(both, (tuple, list)) and len(both) == 2):
         raise UsageError(
@@ -130,20 +156,7 @@ def prepare(task: Task, rank: int, size: int, batch_size: int, seed: int) -> Pre
                 f"{task.name}: data() returned {a_or_an(batches)} as {kind} batches, not an "
                 "iterable such as a DataLoader"
             )
-    batches, test = endless(both[0], task.name), both[1]
-    first = next(batches, None)
-    if first is None:
-        raise UsageError(f"{task.name}: data() returned no training batches")
-    with nothing_changed(model):
-        check_loss(task, model, first)
-    first_test = next(tests := iter(test), None)
-    if first_test is not None:
-        with nothing_changed(model), torch.no_grad():
-            model.eval()
-            check_metrics(task, model, first_test)
-        if tests is test:
-            test = itertools.chain([first_test], tests)
-    return Prepared(model, itertools.chain([first], batches), test)
+    return both[0], both[1]
 
 
 def seed_generators(seed: int) -> None:
@@ -151,33 +164,6 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-
-
-def endless(batches: Iterable, name: str) -> Iterator:
-    """Yield an iterable's elements without end, starting again whenever it is exhausted.
-
-    A sampler that needs the epoch, as torch's ``DistributedSampler`` does, is given it.
-
-    Raises:
-        RuntimeError: It can be iterated over only once. If it is empty from the beginning, nothing
-            is raised and nothing yielded.
-    """
-    for epoch in itertools.count():
-        sampler = getattr(batches, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        empty = True
-        for batch in batches:
-            empty = False
-            yield batch
-        if empty and epoch > 0:
-            raise RuntimeError(
-                f"{name}: the training batches cannot be iterated over again: return a "
-                "DataLoader, a list, or an iterator without end"
-            )
-        if empty:
-            return
-        log.debug("the training batches start again after pass %d", epoch + 1)
 
 
 def check_loss(task: Task, model: nn.Module, batch: Any) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -50,11 +50,15 @@ def batches(
     size: int,
     batch_size: int,
     seed: int,
-) -> tuple[Iterator[Batch], list[Batch]]:
+) -> tuple[data.Batches, list[Batch]]:
     """Return a rank's batches without end, and its part of the test set as one batch."""
     images, labels = map(torch.from_numpy, train_set)
     shard = data.shard(train_set.labels, rank, size, shards, seed, alpha)
-    drawn = map(torch.from_numpy, data.batches(shard, batch_size, rank, seed))
     part = slice(rank, None, size)
     test = [(torch.from_numpy(test_set.images[part]), torch.from_numpy(test_set.labels[part]))]
-    return ((images[batch], labels[batch]) for batch in drawn), test
+
+    def fetch(indices: np.ndarray) -> Batch:
+        batch = torch.from_numpy(indices)
+        return images[batch], labels[batch]
+
+    return data.Batches(shard, batch_size, rank, seed, fetch), test

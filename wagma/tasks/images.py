@@ -1,8 +1,8 @@
-"""Folders of images as a task: `wagma train --images DIR`."""
+"""Images as a task, in folders or in files of MNIST or CIFAR: `wagma train --images DIR`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -10,15 +10,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from wagma import data
 from wagma.job import UsageError
+from wagma.tasks.arrays import Arrays, Set
 from wagma.tasks.classification import Batch, accuracy, cross_entropy
 from wagma.tasks.contract import Task
 from wagma.tasks.folders import Files, Folders, select
+from wagma.tasks.resnet import resnet
 
-CHANNELS = (3, 32, 64, 128)  # of the images, and of the output of each block of the network
+WIDTHS = 32, 64, 128  # channels after each block of the small network
+FOLDERS_SIZE = 32  # pixels of a side, of images of unequal sizes
+BLACK = -1.0
 
 
 class ImageError(UsageError):
@@ -42,6 +47,29 @@ class Pictures(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         """Return an image, float32, shape (3, image_size, image_size), and its label."""
         return decode(self.files.paths[index], self.image_size), int(self.files.labels[index])
+
+
+class Mapped(Dataset):
+    """Images of an array.
+
+    Args:
+        images: The images and their labels.
+        image_size: Pixels of a side to which they are resized; None: as they are.
+    """
+
+    def __init__(self, images: Set, image_size: int | None) -> None:
+        self.images, self.image_size = images, image_size
+
+    def __len__(self) -> int:
+        return len(self.images.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        """Return an image in [-1, 1], float32, shape (channels, height, width), and its label."""
+        pixels = torch.from_numpy(np.array(self.images.pixels[index])).float() / 127.5 - 1
+        if self.image_size is not None:
+            size = (self.image_size, self.image_size)
+            pixels = functional.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0]
+        return pixels, int(self.images.labels[index])
 
 
 def decode(path: Path, image_size: int) -> torch.Tensor:
@@ -68,24 +96,44 @@ def decode(path: Path, image_size: int) -> torch.Tensor:
     return pixels.permute(2, 0, 1).float() / 127.5 - 1
 
 
-class BatchIndices:
-    """A rank's endless batches of indices, for a DataLoader's ``batch_sampler``."""
+class Augmented:
+    """Makes a batch of a DataLoader's samples, and draws changes of its images.
 
-    def __init__(self, shard: np.ndarray, batch_size: int, rank: int, seed: int) -> None:
-        self.arguments = shard, batch_size, rank, seed
+    Args:
+        flip: Whether half of the images, besides being cropped, are mirrored.
+    """
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (batch.tolist() for batch in data.batches(*self.arguments))
+    def __init__(self, flip: bool) -> None:
+        self.flip = flip
+
+    def __call__(self, samples: list[tuple[torch.Tensor, int]]) -> Batch:
+        images, labels = default_collate(samples)
+        images = cropped(images)
+        if self.flip:
+            mirrored = torch.rand(len(images)) < 0.5
+            images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        return images, labels
 
 
-def network(classes: int) -> nn.Module:
-    """Return a network for RGB images of any size from 8 × 8 on.
+def cropped(images: torch.Tensor) -> torch.Tensor:
+    """Return images, each moved by up to an eighth of a side, with black where nothing was."""
+    count, channels, height, width = images.shape
+    up, left = height // 8, width // 8
+    padded = functional.pad(images, (left, left, up, up), value=BLACK)
+    rows = torch.randint(2 * up + 1, (count, 1)) + torch.arange(height)
+    columns = torch.randint(2 * left + 1, (count, 1)) + torch.arange(width)
+    each, channel = torch.arange(count)[:, None, None, None], torch.arange(channels)[:, None, None]
+    return padded[each, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def network(classes: int, channels: int = 3) -> nn.Module:
+    """Return a network for images of any size from 8 × 8 on.
 
     Blocks of convolution, batch normalization and pooling, then the mean over the image.
     """
     blocks = [
         layer
-        for before, after in pairwise(CHANNELS)
+        for before, after in pairwise((channels, *WIDTHS))
         for layer in (
             nn.Conv2d(before, after, 3, padding=1, bias=False),
             nn.BatchNorm2d(after),
@@ -94,39 +142,70 @@ def network(classes: int) -> nn.Module:
         )
     ]
     return nn.Sequential(
-        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(CHANNELS[-1], classes)
+        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], classes)
     )
 
 
-def task(folders: Folders, image_size: int, shards: str, alpha: float | None = None) -> Task:
-    """Return a data set of folders as a task.
+def task(
+    found: Folders | Arrays,
+    image_size: int | None,
+    shards: str,
+    alpha: float | None = None,
+    model: str = "cnn",
+    augment: str = "none",
+) -> Task:
+    """Return a data set as a task.
 
     Args:
-        folders: The data set.
-        image_size: Pixels of a side that its images are resized to, at least 8.
+        found: The data set.
+        image_size: Pixels of a side that its images are resized to, at least 8; None: those of
+            arrays as they are, and of folders to `FOLDERS_SIZE`.
         shards: How the training set is divided: see `data.shard`.
         alpha: For "dirichlet" shards.
+        model: "cnn", or one of `resnet.DEPTHS`.
+        augment: "none", "crop" or "crop-flip": how training images are changed at random.
     """
-    model = partial(network, len(folders.classes))
-    loaders = partial(batches, folders, image_size, shards, alpha)
-    return Task("images", model, loaders, cross_entropy, accuracy)
+    if isinstance(found, Arrays):
+        classes, channels = found.classes, found.train.pixels.shape[1]
+    else:
+        classes, channels = len(found.classes), 3
+    if model == "cnn":
+        made = partial(network, classes, channels)
+    else:
+        made = partial(resnet, model, channels, classes)
+    loaders = partial(batches, found, image_size, shards, alpha, augment)
+    return Task("images", made, loaders, cross_entropy, accuracy)
 
 
 def batches(
-    folders: Folders,
-    image_size: int,
+    found: Folders | Arrays,
+    image_size: int | None,
     shards: str,
     alpha: float | None,
+    augment: str,
     rank: int,
     size: int,
     batch_size: int,
     seed: int,
 ) -> tuple[Iterable[Batch], Iterable[Batch]]:
     """Return a rank's batches without end, and those of its part of the test set."""
-    shard = data.shard(folders.train.labels, rank, size, shards, seed, alpha)
-    train = Pictures(folders.train, image_size)
-    part = select(folders.test, np.arange(rank, len(folders.test.paths), size))
+    shard = data.shard(found.train.labels, rank, size, shards, seed, alpha)
+    part = np.arange(rank, len(found.test.labels), size)
+    train, test = pictures(found, part, image_size)
+    changed = None if augment == "none" else Augmented(augment == "crop-flip")
+    drawn = data.Batches(shard, batch_size, rank, seed, np.ndarray.tolist)
     return (
-        DataLoader(train, batch_sampler=BatchIndices(shard, batch_size, rank, seed)),
-        DataLoader(Pictures(part, image_size), batch_size),
+        DataLoader(train, batch_sampler=drawn, collate_fn=changed),
+        DataLoader(test, batch_size),
     )
+
+
+def pictures(
+    found: Folders | Arrays, part: np.ndarray, image_size: int | None
+) -> tuple[Dataset, Dataset]:
+    """Return the training images, and a part of the test images."""
+    if isinstance(found, Arrays):
+        test = Set(found.test.pixels[part], found.test.labels[part])
+        return Mapped(found.train, image_size), Mapped(test, image_size)
+    side = image_size or FOLDERS_SIZE
+    return Pictures(found.train, side), Pictures(select(found.test, part), side)

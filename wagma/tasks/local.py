@@ -131,3 +131,19 @@ def described(local: torch.optim.Optimizer) -> dict[str, Any]:
             for group in local.param_groups
         ],
     }
+
+
+def scale_rates(optimizer: torch.optim.Optimizer, scheduler: Any, factor: float) -> None:
+    """Multiply an optimizer's learning rates, and those that its scheduler starts from.
+
+    Args:
+        optimizer: The optimizer.
+        scheduler: Its learning-rate scheduler, or None.
+        factor: By which they are multiplied.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+        if "initial_lr" in group:
+            group["initial_lr"] *= factor
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs = [factor * rate for rate in scheduler.base_lrs]
