@@ -34,6 +34,7 @@ RANKS = {
     "waiting_callers": (4, 8),
     "idle": (2, 4),
     "timeline": (2, 4),
+    "checkpoint": (2,),
     "memory": (
         4,
         *((3, "--collective", name) for name in ALONE),
@@ -67,6 +68,7 @@ RANKS = {
     "learning_shards": (None,),
     "learning_texts": (None,),
     "shards_cost": (4,),
+    "recovery": (None,),
     "own_pace": (4, 8),
     **dict.fromkeys(FIGURES, (None,)),
     "simulation_speed": (None,),
@@ -76,6 +78,7 @@ RANKS = {
 # Benchmarks of methods rather than of the machine, or of a GPU, run by name only.
 BY_NAME = (
     "gpu",
+    "checkpoint",
     *("late_rules", "late_gradients", "ablations", "comparisons"),
     *("stragglers", "simulated_stragglers", "simulated_ripples", "hop", "simulated_hop", "wp_sgd"),
     *("wp_sgd_wall", "simulated_partial_reduce", "partial_reduce_weights"),
@@ -87,6 +90,7 @@ BY_NAME = (
         "learning_texts",
         "shards_cost",
         "own_pace",
+        "recovery",
         *FIGURES,
     ),
 )

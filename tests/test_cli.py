@@ -49,6 +49,13 @@ MISTAKES = {
     "compare --algorithms allreduce:compute_limit=1": "argument --accumulate: allreduce:compute_",
     "simulate --algorithms allreduce:compute_limit=1": "argument --accumulate: allreduce:compute_",
     "simulate --accumulate 2": "argument --accumulate: not allowed without --train",
+    "train --checkpoint-every 0": "argument --checkpoint-every: must be an integer of at least 1",
+    "train --checkpoint-every 5d": "argument --checkpoint-every: must be a number above 0, with s, "
+    "m or h for its unit, not '5d'",
+    "train --checkpoint-keep 0": "argument --checkpoint-keep: must be an integer of at least 1",
+    "train --time-limit 0": "argument --time-limit: must be a number above 0, with s, m or h",
+    "train --requeue 256": "argument --requeue: must be from 1 to 255, not 256",
+    "train --resume runs/a --name b": "argument --name: not allowed with argument --resume DIR",
     "train --shards mine": "argument --shards: invalid choice: 'mine'",
     "train --seed -1": "argument --seed: must be an integer of at least 0, not '-1'",
     "train --group-size 0": "argument --group-size: must be an integer of at least 1, not '0'",
@@ -79,7 +86,21 @@ MISTAKES = {
     "train --name a/b": "argument --name: must be the name of one directory, not 'a/b'",
     "train --name ..": "argument --name: must be the name of one directory, not '..'",
     "train --image-size 7": "argument --image-size: must be an integer of at least 8, not '7'",
-    "train --image-size 64": "argument --image-size: not allowed without argument --images",
+    "train --image-size 64": "argument --image-size: not allowed with argument --task digits",
+    "train --task chess": "argument --task: invalid choice: 'chess'",
+    "train --script a.py --task digits": "argument --task: not allowed with argument --script",
+    "train --script a.py --packing": "argument --packing: not allowed with argument --script",
+    "train --task language --images b": "argument --images: not allowed with argument --task lang",
+    "train --task language --momentum 0.5": "argument --momentum: not allowed with argument "
+    "--optimizer adamw",
+    "train --task translation --text a": "argument --text: translation needs two files, which are "
+    "each other's translation, not 1",
+    "train --task translation --batch-by steps": "argument --batch-by: translation has sentences "
+    "and tokens, not steps",
+    "compare --task control --shards iid": "argument --shards: not allowed with argument --task co",
+    "train --environment-time 3": "argument --environment-time: not allowed with argument --task "
+    "digits",
+    "simulate --task language": "argument --task: not allowed without --train",
     "train --script a.py --images b": "argument --images: not allowed with argument --script",
     "train --script a.py --shards iid": "argument --shards: not allowed with argument --script",
     "train --dirichlet-alpha 1": "argument --dirichlet-alpha: not allowed without argument "
@@ -391,7 +412,7 @@ def test_help_is_plain_without_rich_argparse(help_of, terminal, monkeypatch):
 def test_the_documentation_has_the_exit_statuses(help_of):
     rows = dict(re.findall(r"^\| `(\d+)` \| (.*) \|$", pages.text(), re.MULTILINE))
     assert rows == {str(int(status)): text for status, text in job.EXIT_STATUSES.items()}
-    assert list(job.EXIT_STATUSES) == [0, 1, 2, 130, 138, 143]
+    assert list(job.EXIT_STATUSES) == [0, 1, 2, 85, 130, 138, 143]
 
 
 def test_the_version_is_the_distribution_s(capsys):
@@ -418,6 +439,8 @@ def test_the_files_beside_the_readme_name_the_version():
         ([], "rich, sklearn, torch"),
         (["--script", "a.py"], "rich, torch"),
         (["--images", "a"], "PIL, rich, torch"),
+        (["--task", "images"], "rich, sklearn, torch"),
+        (["--task", "language"], "rich, torch"),
     ],
 )
 def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, modules):
@@ -426,6 +449,23 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
         cli.main(["train", *options])
     assert ended.value.code == 1
     message = f"wagma: error: {modules} not installed: pip install 'wagma[train]'\n"
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+    ("task", "hidden", "modules"),
+    [
+        ("translation", ["sacrebleu"], "sacrebleu"),
+        ("translation", ["sacrebleu", "sentencepiece"], "sacrebleu, sentencepiece"),
+        ("control", ["gymnasium", "rich"], "gymnasium, rich"),
+    ],
+)
+def test_the_extra_of_a_task_is_named(capsys, monkeypatch, task, hidden, modules):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name in hidden else 1)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--task", task])
+    assert ended.value.code == 1
+    message = f"wagma: error: {modules} not installed: pip install 'wagma[tasks]'\n"
     assert capsys.readouterr().err == message
 
 

@@ -63,13 +63,20 @@ def test_an_algorithms_figures_are_medians_and_its_ratios_are_seed_by_seed():
         ("loss", (0.5, 0.2, 0.3), 0.3, 2.0),
         ("loss", (0.5, 0.2, 0.3), 0.1, None),
         ("loss", (math.nan, 0.2), 0.3, 2.0),
+        ("bleu", (20.0, 65.0), 60.0, 2.0),
+        ("return", (20.0, 450.0, 500.0), 475.0, 3.0),
+        ("return", (20.0, 450.0), 475.0, None),
     ],
 )
 def test_the_target_is_reached_with_the_first_evaluation_that_is_as_good(
     metric, values, target, seconds
 ):
     of = [summary(values=values, metric=metric)]
+    for each in of:
+        each["metrics"].insert(0, "loss")
+        each["loss"] = each.get("loss", 1.0)
     figures = comparison.figures(of, of, target)
+    assert figures["metric"] == metric
     assert figures["target_s"] == seconds
     assert figures["reached"] == (seconds is not None)
 

@@ -24,7 +24,14 @@ from wagma.methods.__main__ import table
 
 KINDS = {"diff", "python", "sh", "text"}  # text: what a command prints
 MOST_LINES = 180  # of the README, which is read first
-MODULES = ("collectives", "wagma.methods", "wagma.optim", "wagma.simulation", "wagma.wpsgd")
+MODULES = (
+    "collectives",
+    "wagma.checkpoint",
+    "wagma.methods",
+    "wagma.optim",
+    "wagma.simulation",
+    "wagma.wpsgd",
+)
 COMMON = {"comm", "options"}
 
 
@@ -191,7 +198,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 def test_every_block_is_of_a_kind_that_is_tested():
     assert {language for page in pages.PAGES for language, _ in pages.blocks(page)} == KINDS
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
@@ -279,7 +286,7 @@ def test_the_examples_of_other_tools_log_what_is_recorded(monkeypatch, block):
 
 def test_methods_have_the_arguments_and_defaults_that_are_written_down():
     written = [call for block in OPTIONS for call in calls(block)]
-    assert {call.func.id for call in written} == set(optim.__all__) - {"WAGMA"}
+    assert {call.func.id for call in written} == set(optim.__all__) - {"WAGMA", "Recovery"}
     for call in written:
         parameters = inspect.signature(getattr(optim, call.func.id)).parameters
         defaults = {name: parameters[name].default for name in parameters.keys() - COMMON}

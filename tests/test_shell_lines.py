@@ -50,6 +50,7 @@ ELSEWHERE = {
     "mpiexec -n 4 python train.py": "test_docs.py, with the README's script",
     "python tools/gpu_bundle.py gpu-bundle --python python3.12": "downloads; test_gpu_bundle.py",
     "python3 gpu-bundle/measure.py": "needs a GPU; --rehearse of the line before",
+    "mpiexec --with-ft ulfm -n 4 wagma train --survive": "Open MPI's; test_survival.py",
     "sbatch slurm/train-cpu.sbatch --imbalance cloud": "needs Slurm; test_slurm.py has its parts",
     "printf node1:4\\nnode2:4\\n > hosts": "needs two hosts",
 }
@@ -85,7 +86,7 @@ def lines():
 
 
 def is_of_wagma(words):
-    return "wagma" in words and words[0] in ("mpiexec", "wagma")
+    return "wagma" in words and words[0] in ("mpiexec", "wagma") and "--with-ft" not in words
 
 
 def shortened(words):

@@ -246,6 +246,14 @@ def test_the_outcome_has_what_a_new_user_looks_for_and_no_share_that_looks_like_
     )
 
 
+def test_the_outcome_has_the_work_per_second_where_the_task_tells_it():
+    times = {"wall_s": 2.5, "samples_per_s": 10.0, "tokens_per_s": 1234.5, "bound_over_wall": 0.9}
+    outcome = outcome_in_words("wagma", {**times, "metrics": ["loss"], "loss": 1.5})
+    assert ", 10 samples/s, 1,234 tokens/s, bound/wall 0.90, " in outcome
+    tally = tally_of([record() | {"work": 3}, record() | {"work": 4.5}, record() | {"work": None}])
+    assert tally.work == 7.5
+
+
 def test_a_log_says_how_many_steps_were_timely_and_that_few_are_normal(caplog):
     late, timely, synchronized = record(timely=False), record(), record(synchronized=True)
     with caplog.at_level(logging.INFO):

@@ -15,6 +15,7 @@ import wagma
 from wagma import job, logs, mps
 from wagma.commands import compare, info, report, simulate, svm, timeline, train, watch
 from wagma.parsing import EXIT_STATUSES, Parser
+from wagma.tasks import kinds
 
 DESCRIPTION = "Data-parallel training on the ranks of an MPI job, without waiting for stragglers."
 EXAMPLES = """\
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module for module in settings.check(settings) if importlib.util.find_spec(module) is None
     ]
     if missing:
-        text = f"{', '.join(missing)} not installed: pip install 'wagma[train]'"
+        extra = "tasks" if kinds.EXTRA.intersection(missing) else "train"
+        text = f"{', '.join(missing)} not installed: pip install 'wagma[{extra}]'"
         parser.exit(job.FAILED, f"wagma: error: {text}\n")
     command, run = settings.command, settings.run
     if command in (train.run, compare.run):

@@ -13,8 +13,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING
 
 import torch
 from mpi4py import MPI
@@ -38,9 +40,21 @@ from wagma.job import (
 from wagma.report.exchanged import Exchange
 from wagma.report.live import Watch, evenly
 from wagma.report.text import headline
-from wagma.runs import JsonLines, Tally, lost, recorded, summarize, tested_in_words, write_json
+from wagma.runs import (
+    JsonLines,
+    Tally,
+    lost,
+    metrics_file,
+    recorded,
+    summarize,
+    tested_in_words,
+    write_json,
+)
 from wagma.tasks import contract, local
 from wagma.trainer import Trainer
+
+if TYPE_CHECKING:
+    from wagma.continuing import Continuing
 
 SILENCE = 20.0  # seconds that rank 0 waits for others to stop before it prints a message
 PRICED = 30_000  # steps of all ranks, which are read and simulated in a second or two
@@ -126,21 +140,27 @@ def make_run(
     optimizer = trainer.optimizer
     tally = Tally(settings.steps, settings.seconds)
     placed = devices.record(trainer.device, comm, optimizer.collective)
+    goes_on = None
+    if getattr(settings, "resumable", False):
+        goes_on = resumed(trainer, tally, run, comm, signals)
     if comm.rank == 0:
-        write_json(run / "config.json", configuration(settings, run, trainer, placed))
+        more = {"resumed": goes_on.resumed} if goes_on else {}
+        write_json(run / "config.json", configuration(settings, run, trainer, placed) | more)
     log_beginning(trainer)
 
     trained = closed = None
     comm.Barrier()
     try:
-        with signals.raising():
-            with trainer.until_all_end():
-                run_steps(trainer, tally, run, shown)
-                tally.add_averaging(optimizer.collective.statistics())
-            trained = evaluate(trainer)
-            tally.report = getattr(optimizer, "report", dict)()
+        with goes_on.interruptible() if goes_on else signals.raising(), trainer.until_all_end():
+            run_steps(trainer, tally, run, shown, goes_on)
+            tally.add_averaging(optimizer.collective.statistics())
+        if not (goes_on and goes_on.stopped):
+            with signals.raising():
+                trained = evaluate(trainer)
+                tally.report = getattr(optimizer, "report", dict)()
     except Interrupted:
-        pass
+        if goes_on and not goes_on.complete:
+            goes_on.give_up()
     except collectives.ClosedError as error:
         closed = error
     except collectives.CollectiveError:
@@ -148,8 +168,11 @@ def make_run(
     except Exception as error:
         optimizer.collective.fail(error)
         raise
-    with keeping_own(trainer.model, run, comm.rank) if trained is None else nullcontext():
+    alone = trained is None and goes_on is None
+    with keeping_own(trainer.model, run, comm.rank) if alone else nullcontext():
         optimizer.close()
+        if trainer.recoveries:  # the other ranks have died
+            comm = optimizer.comm
         meet(comm)
     log_end(tally, comm.size)
 
@@ -164,13 +187,20 @@ def make_run(
         if trainer.total is not None:  # ranks made different numbers of steps in the same time
             tally.limit = comm.allreduce(tally.elapsed_s, MPI.MAX)
         evaluations = evaluate_kept(trainer, comm, signals)
+        if goes_on and any(received := comm.allgather(signals.received)):
+            return goes_on.ended(received), None
         measured, tallies = comm.gather(measured), comm.gather(tally)
         if comm.rank == 0:
             measured = contract.all_ranks(measured)
             summary = {**measured, **summarize(tallies, trainer.bound)}
+            if task.work is not None:
+                work = sum(each.work for each in tallies)
+                summary[f"{task.unit}_per_s"] = work / summary["wall_s"]
             steps = mean(filter(None, summary["steps_of_rank"]))
             last = {"step": steps, "elapsed_s": summary["wall_s"], **measured}
             summary["metrics"] = list(measured)
+            if trainer.recoveries:
+                summary["recoveries"] = [asdict(each) for each in trainer.recoveries]
             summary["evaluations"] = [*evaluations, last]
         from_rank_0(lambda: write_run(run, state, summary, tallies), comm)
         if comm.rank == 0 and getattr(settings, "tensorboard", False):
@@ -179,7 +209,9 @@ def make_run(
             add_evaluations(run, summary["evaluations"], summary["metrics"])
         lost_since = lost(comm.allgather(tally.lost_since), comm.allgather(tally.steps))
     received = comm.allgather(signals.received)
-    if any(received):
+    if goes_on and not finished and (goes_on.stopped or any(received)):
+        return goes_on.ended(received), None
+    if any(received) and not goes_on:
         if not finished:
             state = mean_over_ranks(copy_of(trainer.model), comm, trainer.trains)
             from_rank_0(lambda: save(run, state), comm)
@@ -196,6 +228,21 @@ def make_run(
             )
         return FAILED, summary
     return OK, summary
+
+
+def resumed(
+    trainer: Trainer, tally: Tally, run: Path, comm: MPI.Comm, signals: Signals
+) -> Continuing:
+    """Return what saves and continues a training, which goes on from its last checkpoint."""
+    from wagma.continuing import Continuing  # not at the top: it needs safetensors
+
+    try:
+        goes_on = Continuing(trainer, tally, run, comm, signals)
+        goes_on.resume()
+    except UsageError:  # on all ranks
+        trainer.optimizer.close()
+        raise
+    return goes_on
 
 
 @contextmanager
@@ -251,17 +298,24 @@ def log_end(tally: Tally, ranks: int) -> None:
         )
 
 
-def run_steps(trainer: Trainer, tally: Tally, run: Path, shown: progress.Silent) -> None:
+def run_steps(
+    trainer: Trainer,
+    tally: Tally,
+    run: Path,
+    shown: progress.Silent,
+    goes_on: Continuing | None = None,
+) -> None:
     """Make all steps, and record, count and show them."""
     rank, finite = trainer.rank, True
     exchange = exchange_of(trainer)
     look = watch(trainer, run, exchange)
     with ExitStack() as stack:
         stack.enter_context(closing(shown))
-        metrics = stack.enter_context(JsonLines(run / f"rank-{rank:04}.jsonl"))
+        size = goes_on.recorded if goes_on else 0
+        metrics = stack.enter_context(JsonLines(metrics_file(run, rank), size))
         takers = [metrics.write, tally.add, *others(trainer, run, stack)]
         takers += [] if exchange is None else [exchange.add]
-        for record in trainer.steps():
+        for record in trainer.steps() if goes_on is None else goes_on.steps(metrics):
             for take in takers:
                 take(record)
             if finite and not math.isfinite(record["loss"]):
@@ -285,9 +339,13 @@ def others(trainer: Trainer, run: Path, stack: ExitStack) -> Iterator[Callable[[
 
 
 def exchange_of(trainer: Trainer) -> Exchange | None:
-    """Return what tells all ranks of this one's steps; None without warnings, or an engine."""
+    """Return what tells all ranks of this one's steps; None without warnings, or an engine.
+
+    None as well where a collective may be replaced, because a rank has died.
+    """
     native = getattr(trainer.optimizer.collective, "native", None)
-    if native is None or not trainer.settings.straggler_warnings:
+    settings = trainer.settings
+    if native is None or not settings.straggler_warnings or getattr(settings, "survive", None):
         return None
     return Exchange(native, evenly(trainer.size) if trainer.rank == 0 else [])
 
@@ -331,10 +389,16 @@ def save(run: Path, state: State) -> None:
 
 def outcome_in_words(algorithm: str, summary: dict) -> str:
     """Return a line about a finished run."""
+    end = "_per_s"
+    rates = [
+        f"{value:,.0f} {name.removesuffix(end)}/s, "
+        for name, value in summary.items()
+        if name.endswith(end)
+    ]
     return (
         f"{tested_in_words(summary)}, "
         f"wall time {summary['wall_s']:.2f} s, "
-        f"{summary['samples_per_s']:,.0f} samples/s, "
+        f"{''.join(rates)}"
         f"bound/wall {summary['bound_over_wall']:.2f}, algorithm {algorithm}"
     )
 

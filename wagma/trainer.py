@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import time
 from array import array
@@ -17,13 +16,16 @@ import torch
 
 from wagma import devices, imbalance
 from wagma.evaluation import Kept, copy_of
-from wagma.job import UsageError, together
+from wagma.job import UsageError, complain, together
 from wagma.runs import lasting
 from wagma.stopwatch import Stopwatch, Thread
 from wagma.tasks import contract, local
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
+
+    from wagma.optim.survival import Recovery
+    from wagma.pauses import Pauses
 
 ALMOST = 1 - 1e-9  # tolerance for rounding
 
@@ -48,15 +50,16 @@ class Trainer:
         thread: Thread | None = None,
     ) -> None:
         self.settings, self.task, self.rank, self.size = settings, task, comm.rank, comm.size
+        self.recoveries: list[Recovery] = []
         self.method, self.options = settings.algorithm.method, settings.algorithm.options
         # A rank that makes no steps has no part of the data, but needs the same model.
         idle = self.method.idle_rank(self.options)
         self.some_idle, self.trains = idle is not None, idle != comm.rank
         self.trainers = comm.size - self.some_idle
-        place = min(comm.rank - (self.some_idle and comm.rank > idle), self.trainers - 1)
+        self.place = min(comm.rank - (self.some_idle and comm.rank > idle), self.trainers - 1)
         self.model, self.batches, self.test = together(
             lambda: contract.prepare(
-                task, place, self.trainers, settings.batch_size, settings.seed
+                task, self.place, self.trainers, settings.batch_size, settings.seed
             ),
             comm,
         )
@@ -69,12 +72,34 @@ class Trainer:
         self.stopwatch = Stopwatch(self.local, clock, thread)
         try:
             self.optimizer = self.method.make(
-                self.local, self.model, comm, self.options, settings.seed
+                *(self.local, self.model, comm, self.options, settings.seed),
+                survive=getattr(settings, "survive", None) and self.go_on,
             )
         except (TypeError, ValueError) as error:  # the model, or its optimizer, on all ranks
             raise UsageError(f"{task.name}: {error}") from error
         self.waited = 0.0  # seconds that the steps so far have waited for other ranks
         self.kept: list[Kept] = []
+        self.made = 0  # steps of this rank
+        self.started: float | None = None
+        self.earlier = 0.0  # seconds of the steps before this job
+        self.pauses: Pauses | None = None
+
+    def go_on(self, recovery: Recovery) -> None:
+        """Go on without ranks that have died: take a part of their data, and the rate asked for.
+
+        The part is new from the next pass over the training data on, and in tests.
+        """
+        if self.optimizer.comm.rank == 0 < self.rank:  # else the log's lines are seen
+            complain(str(recovery))
+        self.recoveries.append(recovery)
+        self.trainers = recovery.size
+        batches, self.test = contract.deal(
+            *(self.task, self.optimizer.comm.rank, self.trainers),
+            *(self.settings.batch_size, self.settings.seed),
+        )
+        self.batches.renew(batches)
+        if self.settings.survive == "scale":
+            local.scale_rates(self.local, self.scheduler, recovery.size / recovery.size_before)
 
     def make_local(self) -> tuple[torch.optim.Optimizer, Any]:
         """Return this rank's local optimizer and its learning-rate scheduler."""
@@ -94,29 +119,32 @@ class Trainer:
         return self.method.bound_of_steps(lasting(seconds, limit), options, limit)
 
     def steps(self) -> Iterator[dict]:
-        """Make all steps, and yield each one's metrics record once its average is complete.
+        """Make steps until the last one or a pause, and yield records as averages are complete.
 
         The clock is stopped while a model is copied for evaluation.
         """
-        self.started = self.clock()
+        if self.started is None:
+            self.started = self.clock() - self.earlier
         records = deque()
-        for step in itertools.count():
-            if not self.goes_on(step):
-                break
+        while self.goes_on(self.made):
+            step = self.made
             self.stopwatch.start()
             batches = [next(self.batches) for _ in range(self.settings.accumulate)]
             self.stopwatch.loaded()
             loss, computed = self.compute_gradient(step, batches)
             self.keep_by_time(step)
             self.optimizer.step()
+            self.made += 1
             self.stopwatch.averaged()
-            self.step_scheduler(step + 1)
+            self.step_scheduler(self.made)
             record = self.record(step, loss, batches[:computed])
             records.append(record)
-            self.keep_by_steps(step + 1)
-            self.keep_by_time(step + 1)
+            self.keep_by_steps(self.made)
+            self.keep_by_time(self.made)
             for result in self.optimizer.results:
                 yield records.popleft() | outcome(result)
+            if self.pauses is not None and self.pauses.due():
+                break
         if records:
             self.optimizer.complete()
             self.stopwatch.averaged()
@@ -174,7 +202,8 @@ class Trainer:
 
     def until_all_end(self) -> AbstractContextManager:
         """Return a block for the steps: `join` if ranks will make different numbers of steps."""
-        if self.settings.seconds is None and self.total is None and not self.some_idle:
+        alike = self.settings.seconds is None and self.total is None and not self.some_idle
+        if alike or self.pauses is not None:  # which let ranks join
             return nullcontext()
         return self.optimizer.join()
 

@@ -15,7 +15,6 @@ from wagma.commands.options import (
     add_straggler_warnings,
     add_task_options,
     add_timeline,
-    check_task,
 )
 from wagma.commands.preparation import prepare
 from wagma.commands.training import (
@@ -27,6 +26,7 @@ from wagma.commands.training import (
 )
 from wagma.methods import METHODS, REFERENCES
 from wagma.parsing import EXIT_STATUSES
+from wagma.tasks import kinds
 
 EVALUATIONS = 20  # of a run of `wagma compare`; --help has the same number
 COMPARE_EXAMPLES = """\
@@ -52,7 +52,7 @@ def add(commands) -> None:
     )
     parser.set_defaults(parser=parser, command=run, check=check, run=job.run)
     add_comparison_options(parser.add_argument_group("comparison"))
-    add_task_options(parser.add_argument_group("task"))
+    add_task_options(parser)
     group = parser.add_argument_group("training with each algorithm")
     add_training_options(group)
     add_device(group)
@@ -95,8 +95,8 @@ def add_repetition_options(group) -> None:
         "--target",
         type=number("above 0", lambda value: value > 0),
         metavar="VALUE",
-        help="also report the time to this accuracy, a fraction such as 0.95, or to this loss if "
-        "the task has no accuracy",
+        help="also report the time to this accuracy, a fraction such as 0.95, this BLEU or this "
+        "return, or to this loss if the task has none of them",
     )
 
 
@@ -106,7 +106,7 @@ def check(settings: argparse.Namespace) -> list[str]:
     check_limits(settings, settings.algorithms)
     check_length(settings)
     resolve_evaluations(settings, EVALUATIONS)
-    return check_task(settings)
+    return kinds.resolve(settings)
 
 
 def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:

@@ -7,11 +7,7 @@ from pathlib import Path
 
 from wagma import logs
 from wagma.arguments import Once, not_negative, number, run_name, slow_rank, whole
-from wagma.tasks import local
-
-DEFAULT_SHARDS = "iid"
-DEFAULT_ALPHA = 0.1
-DEFAULT_IMAGE_SIZE = 32
+from wagma.tasks import kinds
 
 
 def add_log_level(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +32,19 @@ def add_straggler_warnings(group) -> None:
     )
 
 
-def add_task_options(group) -> None:
-    """Add the options that select the model and the data."""
+def add_task_options(parser: argparse.ArgumentParser, title: str = "task") -> list:
+    """Add the options that select the model and the data, and return their groups.
+
+    They have no defaults here: `kinds.resolve` knows which task they are of.
+    """
+    group = parser.add_argument_group(title)
+    group.add_argument(
+        "--task",
+        choices=kinds.KINDS,
+        help="digits: scikit-learn's, the default; images: of --images, else these digits; "
+        "translation: a Transformer on parallel text; language: a small GPT on text; control: PPO "
+        "on an environment of gymnasium",
+    )
     task = group.add_mutually_exclusive_group()
     task.add_argument(
         "--script",
@@ -50,7 +57,15 @@ def add_task_options(group) -> None:
         type=Path,
         metavar="DIR",
         help="folders of images, DIR/train/CLASS and DIR/test/CLASS (or DIR/val/CLASS); without a "
-        "test folder, a fifth of each class is held out",
+        "test folder, a fifth of each class is held out; or a folder with the files of MNIST or "
+        "of CIFAR's binary version",
+    )
+    group.add_argument(
+        "--batch-by",
+        choices=[unit for units in kinds.BATCH_BY.values() for unit in units],
+        help="what --batch-size counts: equally many sentences, which take unequal times, or as "
+        "many tokens as these have in the mean (translation); rollouts of an episode of each "
+        "environment, or of equally many steps (control; default: sentences, episodes)",
     )
     group.add_argument(
         "--traceback",
@@ -58,25 +73,98 @@ def add_task_options(group) -> None:
         help="if a script raises, show all frames of the traceback, not only the script's",
     )
     group.add_argument(
-        "--image-size",
-        type=whole(8),
-        metavar="PIXELS",
-        help="side of the squares to which the images of --images are cropped and resized "
-        f"(default: {DEFAULT_IMAGE_SIZE})",
-    )
-    group.add_argument(
         "--shards",
         choices=("iid", "label-sorted", "dirichlet"),
-        help="how the digits or images are divided among the ranks: at random, by label, or with "
-        f"class shares drawn from a Dirichlet distribution (default: {DEFAULT_SHARDS})",
+        help="how the data are divided among the ranks: at random, by label, or with "
+        "class shares drawn from a Dirichlet distribution; the label of text is the file that it "
+        f"is of (default: {kinds.SHARDS['shards']})",
     )
     group.add_argument(
         "--dirichlet-alpha",
         type=number("from 0.001 to 1000", lambda value: 0.001 <= value <= 1000),
         metavar="ALPHA",
         help="the smaller, the more the shards of --shards dirichlet differ "
-        f"(default: {DEFAULT_ALPHA})",
+        f"(default: {kinds.ALPHA})",
     )
+    return [
+        group,
+        add_image_options(parser),
+        add_text_options(parser),
+        add_control_options(parser),
+    ]
+
+
+def add_image_options(parser: argparse.ArgumentParser):
+    """Add the options of images, and return their group."""
+    group = parser.add_argument_group("task images")
+    group.add_argument(
+        "--image-size",
+        type=whole(8),
+        metavar="PIXELS",
+        help="side of the squares to which images are cropped and resized (default: 32 for those "
+        "in folders, others as they are)",
+    )
+    group.add_argument(
+        "--model",
+        choices=kinds.MODELS,
+        help="cnn: three convolutions; resnet8, 14, 20: residual networks with so many layers; all "
+        "with batch normalization (default: cnn)",
+    )
+    group.add_argument(
+        "--augment",
+        choices=("none", "crop", "crop-flip"),
+        help="change training images at random: move them by up to an eighth of a side, and mirror "
+        "half of them (default: none)",
+    )
+    return group
+
+
+def add_text_options(parser: argparse.ArgumentParser):
+    """Add the options of text, and return their group."""
+    group = parser.add_argument_group("tasks translation and language")
+    group.add_argument(
+        "--text",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="text files in UTF-8 to learn from; for translation two, with a sentence in each line "
+        "of the first and its translation in the same line of the second (default: generated "
+        "sentences; for language the help topics that Python ships)",
+    )
+    group.add_argument(
+        "--sequence-length",
+        type=whole(2),
+        metavar="BYTES",
+        help="longest sequence of language "
+        f"(default: {kinds.KINDS['language'].options['sequence_length']})",
+    )
+    group.add_argument(
+        "--packing",
+        action=argparse.BooleanOptionalAction,
+        help="cut files of language into sequences of equal length; without it a sequence is a "
+        "paragraph, and steps take unequal times (default: on)",
+    )
+    return group
+
+
+def add_control_options(parser: argparse.ArgumentParser):
+    """Add the options of reinforcement learning, and return their group."""
+    group = parser.add_argument_group("task control")
+    group.add_argument(
+        "--environment",
+        metavar="ID",
+        help="environment of gymnasium, of which each rank has --batch-size side by side (default: "
+        f"{kinds.KINDS['control'].options['environment']})",
+    )
+    group.add_argument(
+        "--environment-time",
+        dest="environment_time_ms",
+        type=not_negative,
+        metavar="MS",
+        help="milliseconds to sleep for each step of a rank's environments, in place of their "
+        "physics (default: 0)",
+    )
+    return group
 
 
 def add_device(group) -> None:
@@ -155,26 +243,3 @@ def add_timeline(group) -> None:
         action="store_true",
         help="record what every rank does when, for `wagma timeline RUN`",
     )
-
-
-def check_task(settings: argparse.Namespace) -> list[str]:
-    """Refuse options that conflict, and return the modules that the task needs."""
-    parser = settings.parser
-    local.check(settings)
-    if settings.script and settings.shards:
-        parser.error(
-            "argument --shards: not allowed with argument --script: the script's data() "
-            "divides the data"
-        )
-    if settings.dirichlet_alpha and settings.shards != "dirichlet":
-        parser.error("argument --dirichlet-alpha: not allowed without argument --shards dirichlet")
-    if settings.image_size and not settings.images:
-        parser.error("argument --image-size: not allowed without argument --images")
-    if settings.images:
-        settings.image_size = settings.image_size or DEFAULT_IMAGE_SIZE
-    if settings.script:
-        return ["rich", "torch"]
-    settings.shards = settings.shards or DEFAULT_SHARDS
-    if settings.shards == "dirichlet":
-        settings.dirichlet_alpha = settings.dirichlet_alpha or DEFAULT_ALPHA
-    return ["PIL", "rich", "torch"] if settings.images else ["rich", "sklearn", "torch"]

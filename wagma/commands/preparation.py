@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from wagma import job, logs
@@ -26,11 +27,20 @@ def prepare(settings: argparse.Namespace, comm):
     if comm.size == 1:
         print("training on 1 rank: start more of them with mpiexec or srun", flush=True)
     found = find_data(settings, comm)
-    run = runs.make_directory(settings.runs_dir, settings.name, comm)
+    run = find_run(settings, comm) or runs.make_directory(settings.runs_dir, settings.name, comm)
     logs.to_file(run, comm.rank)
     task = devices.on(load_task(settings, found, comm), device)
     local.resolve(settings, task)
     return task, run
+
+
+def find_run(settings: argparse.Namespace, comm) -> Path | None:
+    """Return the directory of the run to continue, None if a new one begins; collective."""
+    if getattr(settings, "resume", None) is None:
+        return None
+    from wagma import continuing  # not at the top: it loads torch
+
+    return job.from_rank_0(lambda: continuing.find(settings), comm)
 
 
 def check_ranks(settings: argparse.Namespace, size: int) -> None:
@@ -51,24 +61,85 @@ def ranks(size: int) -> str:
 
 
 def find_data(settings: argparse.Namespace, comm):
-    """Return the `folders.Folders` of --images, None without the option; collective.
+    """Return a function that makes the task of these data, None with a script; collective.
 
     Raises:
         UsageError: There are no data, or too few.
     """
-    from wagma import data
-    from wagma.tasks import folders
-
     if settings.script:
         job.together(lambda: check_file(settings.script), comm)
         return None
-    found, images = None, data.TRAIN_IMAGES
-    if settings.images:
-        found = job.from_rank_0(lambda: folders.scan(settings.images), comm)
-        images = len(found.train.paths)
-    if comm.size > images:
-        raise job.UsageError(f"{images} training images are too few for {ranks(comm.size)}")
-    return found
+    make, count, samples = FINDERS[settings.task](settings, comm)
+    if comm.size > count:
+        raise job.UsageError(f"{count} training {samples} are too few for {ranks(comm.size)}")
+    return make
+
+
+# Each returns a function that makes its task, and the number and the name of the samples. They
+# import what only their task needs.
+
+
+def find_digits(settings: argparse.Namespace, comm):
+    from wagma import data
+    from wagma.tasks import digits
+
+    make = partial(digits.task, settings.shards, comm, settings.dirichlet_alpha)
+    return make, data.TRAIN_IMAGES, "images"
+
+
+def find_images(settings: argparse.Namespace, comm):
+    from wagma.tasks import images
+
+    found = images_of(settings.images, comm)
+    given = settings.image_size, settings.shards, settings.dirichlet_alpha
+    make = partial(images.task, found, *given, settings.model, settings.augment)
+    return make, len(found.train.labels), "images"
+
+
+def images_of(directory: Path | None, comm):
+    """Return the images of a folder, the digits without one; collective."""
+    from wagma.tasks import arrays, folders
+
+    if directory is None:
+        return job.from_rank_0(arrays.digits, comm)
+    if job.from_rank_0(lambda: arrays.are_in(directory), comm):
+        return job.together(lambda: arrays.read(directory), comm)  # each rank maps the files
+    return job.from_rank_0(lambda: folders.scan(directory), comm)
+
+
+def find_translations(settings: argparse.Namespace, comm):
+    from wagma.tasks import translation
+
+    found = job.from_rank_0(lambda: translation.read(settings.text), comm)
+    make = partial(translation.task, found, settings.batch_by == "tokens")
+    return make, len(found.train.sources), "sentences"
+
+
+def find_text(settings: argparse.Namespace, comm):
+    from wagma.tasks import language
+
+    length = settings.sequence_length
+    found = job.from_rank_0(lambda: language.read(settings.text, length, settings.packing), comm)
+    make = partial(language.task, found, length, settings.shards, settings.dirichlet_alpha)
+    return make, len(found[0].labels), "sequences"
+
+
+def find_environment(settings: argparse.Namespace, comm):
+    from wagma.tasks import control
+
+    steps = settings.batch_by == "steps"
+    played = control.Settings(settings.environment, steps, settings.environment_time_ms / 1000)
+    job.together(lambda: control.make(settings.environment).close(), comm)
+    return partial(control.task, played), comm.size, "episodes"  # as many as any ranks play
+
+
+FINDERS = {
+    "digits": find_digits,
+    "images": find_images,
+    "translation": find_translations,
+    "language": find_text,
+    "control": find_environment,
+}
 
 
 def check_file(path: Path) -> None:
@@ -87,10 +158,8 @@ def load_task(settings: argparse.Namespace, found, comm):
         found: The result of `find_data`.
         comm: An mpi4py communicator.
     """
-    from wagma.tasks import digits, images, script  # not at the top: they load torch
-
     if settings.script:
+        from wagma.tasks import script  # not at the top: it loads torch
+
         return job.together(lambda: script.load(settings.script), comm)
-    if settings.images:
-        return images.task(found, settings.image_size, settings.shards, settings.dirichlet_alpha)
-    return digits.task(settings.shards, comm, settings.dirichlet_alpha)
+    return found()

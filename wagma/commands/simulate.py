@@ -14,7 +14,6 @@ from wagma.commands.options import (
     add_log_level,
     add_run_options,
     add_task_options,
-    check_task,
 )
 from wagma.commands.preparation import ranks
 from wagma.commands.training import (
@@ -30,6 +29,7 @@ from wagma.commands.training import (
 )
 from wagma.methods import METHODS
 from wagma.parsing import EXIT_STATUSES
+from wagma.tasks import kinds
 
 # Allreduce first, and eager-SGD with both of its triggers.
 NAMES = sorted(METHODS, key=lambda name: name != "allreduce")
@@ -184,8 +184,7 @@ def add_step_time_options(group) -> None:
 
 def add_trained_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of trainings, of which the first one turns them on."""
-    groups = [parser.add_argument_group(title) for title in ("training", "task of the training")]
-    training, task = groups
+    training = parser.add_argument_group("training")
     training.add_argument(
         "--train",
         action="store_true",
@@ -202,7 +201,7 @@ def add_trained_options(parser: argparse.ArgumentParser) -> None:
         "repeat bit for bit, the simulated one has the same bits (default: at once if possible, "
         "which is faster and differs by rounding)",
     )
-    add_task_options(task)
+    groups = [training, *add_task_options(parser, "task of the training")]
     parser.set_defaults(
         trained_options=[
             action for group in groups for action in group._group_actions if action.dest != "train"
@@ -231,7 +230,7 @@ def check_trained(settings: argparse.Namespace) -> list[str]:
     if settings.itemsize and not settings.parameters:
         parser.error("argument --itemsize: with --train not allowed without argument --parameters")
     resolve_evaluations(settings, EVALUATIONS)
-    return check_task(settings)
+    return kinds.resolve(settings)
 
 
 def check(settings: argparse.Namespace) -> list[str]:

@@ -6,6 +6,11 @@ import argparse
 import importlib.util
 
 from wagma import job
+from wagma.commands.checkpoints import (
+    CHECKPOINTING,
+    add_checkpoint_options,
+    check_checkpoints,
+)
 from wagma.commands.methods import add_shared_options, chosen, completer, listed, resolve
 from wagma.commands.options import (
     add_device,
@@ -15,11 +20,11 @@ from wagma.commands.options import (
     add_straggler_warnings,
     add_task_options,
     add_timeline,
-    check_task,
 )
 from wagma.commands.preparation import prepare
 from wagma.commands.training import (
     add_evaluation_options,
+    add_survive,
     add_training_options,
     check_length,
     check_limits,
@@ -27,6 +32,7 @@ from wagma.commands.training import (
 )
 from wagma.methods import DEFAULT, METHODS
 from wagma.parsing import EXIT_STATUSES
+from wagma.tasks import kinds
 
 CONTRACT = """\
 a script defines:
@@ -59,6 +65,7 @@ examples:
   mpiexec -n 4 wagma train --step-time 50 --imbalance cloud --imbalance-scale 0.5
   srun --mpi=pmi2 -n 4 wagma train --step-time 20 --slow-rank 3:5 --shards label-sorted
   mpiexec -n 4 wagma train --images flowers --image-size 64 --steps 2000
+  mpiexec -n 4 wagma train --task translation --evaluate-every 80
   mpiexec -n 4 wagma train --script my_task.py --batch-size 64 --log-level info
 """
 
@@ -67,7 +74,7 @@ def add(commands) -> None:
     """Add the command ``train``."""
     parser = commands.add_parser(
         "train",
-        help="train a model: on digits, on folders of images, or by your own script",
+        help="train a model: on digits, images, text or episodes, or by your own script",
         description="Train a model, each rank on its own part of the data, and test the average "
         "of all ranks' models. The default task is a small convolutional network on scikit-learn's "
         "digits.",
@@ -75,10 +82,11 @@ def add(commands) -> None:
         f"{TRAIN_EXAMPLES}\n{EXIT_STATUSES}",
     )
     parser.set_defaults(parser=parser, command=run, check=check, run=job.run)
-    add_task_options(parser.add_argument_group("task"))
+    add_task_options(parser)
     group = parser.add_argument_group("training")
     add_training_options(group, totals=True)
     add_device(group)
+    add_survive(group)
     add_evaluation_options(group, "only after the last step")
     group = parser.add_argument_group("averaging")
     group.add_argument(
@@ -91,6 +99,7 @@ def add(commands) -> None:
     ).completer = completer(METHODS, several=False)
     add_shared_options(group)
     add_imbalance_options(parser.add_argument_group("injected imbalance"))
+    add_checkpoint_options(parser.add_argument_group("checkpoints and the job's end"))
     group = parser.add_argument_group("output")
     add_run_options(group)
     add_straggler_warnings(group)
@@ -111,15 +120,26 @@ def check(settings: argparse.Namespace) -> list[str]:
     (settings.algorithm,) = resolve(settings, [choice], refusal)
     check_limits(settings, [settings.algorithm])
     check_total(settings)
+    if settings.survive:
+        for name in ("timeline", *CHECKPOINTING):
+            if getattr(settings, name):
+                option = name.replace("_", "-")
+                settings.parser.error(f"argument --{option}: not allowed with argument --survive")
+    check_checkpoints(settings)
     if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
         settings.parser.error("argument --tensorboard: not installed: pip install tensorboard")
     if settings.total_steps is None:
         check_length(settings)
-    return check_task(settings)
+    return [*kinds.resolve(settings), *(["safetensors"] if settings.resumable else [])]
 
 
 def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:
     """Check the settings against the running job, and train."""
+    from collectives.survival import why_not  # not at the top: it loads numpy
+
+    reason = settings.survive and why_not()
+    if reason:
+        raise job.UsageError(f"argument --survive: {reason}")
     task, directory = prepare(settings, comm)
     if settings.total_steps is not None:
         settings.steps = -(-settings.total_steps // comm.size)  # in the mean

@@ -24,6 +24,20 @@ def add_training_options(group, totals: bool = False) -> None:
     )
 
 
+def add_survive(group) -> None:
+    """Add the option of ranks that go on without others."""
+    group.add_argument(
+        "--survive",
+        nargs="?",
+        const="keep",
+        choices=("keep", "scale"),
+        metavar="keep|scale",
+        help="if the process of a rank ends, the others go on without it, with the same learning "
+        "rate, or scaled to their number; needs mpiexec --with-ft ulfm of Open MPI 5 (default: the "
+        "job ends)",
+    )
+
+
 def add_learning_options(group) -> None:
     """Add the options of a rank's batches, and of its own steps."""
     add = group.add_argument
