@@ -4,6 +4,9 @@ Slurm's limits have minutes, so that these tests take some.
 """
 
 import json
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -107,6 +110,22 @@ def test_a_job_is_requeued_near_its_time_limit_until_it_is_done(cluster, home):
     assert cluster.wait_for(job, *ENDED, seconds=400) == "COMPLETED", output(home, job)
     assert int(cluster.field(job, "Restarts")) >= 1
     complete(home, job, "long")
+
+
+def test_a_job_ends_soon_after_the_death_of_a_rank(cluster, home):
+    job = submit(cluster, home, *SLOW, "--name", "rank")
+    started(cluster, home, job, "rank", 20)
+    os.kill(ranks_on(cluster, "n2")[0], signal.SIGKILL)
+    assert cluster.wait_for(job, *ENDED, seconds=10) == "FAILED"
+    cluster.wait_until(lambda: not cluster.processes(), "all ranks have ended", 5)
+    assert re.search(r"the process of rank \d has ended", output(home, job))
+
+
+def ranks_on(cluster, node):
+    """Return the processes of a node that train."""
+    command = b"wagma\0train\0"
+    found = cluster.processes_on(node)
+    return [each for each in found if command in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
 def test_a_job_goes_on_after_the_death_of_a_node(cluster, home):
