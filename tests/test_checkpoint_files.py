@@ -75,6 +75,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_good_checkpoints(tmp_path)
 
 
 @pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_thousand_kills_leave_good_checkpoints(tmp_path):
     assert kill_writers(tmp_path / "checkpoints", 1000, seed=1) > 1000

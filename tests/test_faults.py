@@ -26,6 +26,7 @@ def test_a_training_of_one_rank_survives_each_fault():
 
 
 @pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_many_trainings_survive_their_faults(ranks):
