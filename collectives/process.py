@@ -54,6 +54,7 @@ _open: dict[int, object] = {}
 _places: dict[int, str] = {}
 _places_lock = threading.RLock()
 _registered = False
+_mpi_tells = False  # whether MPI itself tells of the end of another rank's process
 # Functions that return what is to be said where the job ends without a rank, such as the newest
 # checkpoint's name; "": nothing.
 last_words: list = []
@@ -95,8 +96,10 @@ def end_job(comm, status: int) -> None:
     time.sleep(FORWARDING)
     if survival.is_offered():  # where Open MPI's may wait for ranks that have died
         threading.Thread(target=_exit_soon, args=[status], daemon=True).start()
-    comm.Abort(status)
-    os._exit(status)  # MPICH's can return before the job is killed
+    try:
+        comm.Abort(status)
+    finally:
+        os._exit(status)  # MPICH's can return before the job is killed
 
 
 def _exit_soon(status: int) -> None:
@@ -158,8 +161,8 @@ def native():
         )
     from collectives.engine import deaths, native
 
-    if survival.is_offered():
-        deaths.find_revoke()
+    global _mpi_tells
+    _mpi_tells = survival.is_offered() and deaths.find_revoke()
     return native
 
 
@@ -291,7 +294,7 @@ def add(collective, mode: str) -> None:
         _close_all_at_finalize()
     native().engine.add(collective.native, mode)
     _open[id(collective)] = collective
-    if not survival.is_offered():  # else MPI itself tells
+    if not _mpi_tells:
         _witness.watch(list(collective._processes.values()))
 
 
@@ -300,7 +303,9 @@ def _end_without(ended: Identity) -> None:
     for collective in opened():
         for rank, process in collective._processes.items():
             if process == ended:
-                said = "; ".join(text for each in last_words if (text := each()))
+                said = ""
+                with contextlib.suppress(Exception):  # nothing may keep the job from ending
+                    said = "; ".join(text for each in last_words if (text := each()))
                 sys.stderr.write(
                     f"rank {collective.rank}: the process of rank {rank} has ended (process "
                     f"{ended.process} of this node): ending the job{said and '; ' + said}\n"
@@ -407,7 +412,6 @@ def _close_all() -> None:
             collective.close()
         except Exception as error:  # the next one must be closed as well
             print(f"rank {collective.rank}: {error}", file=sys.stderr, flush=True)
-    survival.bound_finalize()
 
 
 def _close_all_at_finalize() -> None:

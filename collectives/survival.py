@@ -7,6 +7,7 @@ than the job. mpi4py has ULFM's methods with every MPI, so that they prove nothi
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -23,7 +24,6 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 
 __all__ = [
     "Survivors",
-    "bound_finalize",
     "is_offered",
     "is_rebuilding",
     "name_dead",
@@ -64,6 +64,9 @@ def bound_finalize() -> None:
     if _have_died:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(FINALIZING)
+
+
+atexit.register(bound_finalize)  # here, to be called after all that are registered later
 
 
 def name_dead(comm: MPI.Comm) -> str:

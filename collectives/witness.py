@@ -38,9 +38,9 @@ def identity() -> Identity | None:
 
 def started(process: int) -> str:
     """Return when a process started."""
-    # Its name, in parentheses, may contain spaces.
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return fields[19]
+    # Its name, in parentheses, may contain any bytes.
+    fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+    return fields[19].decode()
 
 
 class Witness:
@@ -61,23 +61,36 @@ class Witness:
         new = [each for each in others if each not in self._watched.values() and each != mine]
         if mine is None or not new or not hasattr(os, "pidfd_open"):
             return
-        if self._poll is None:
-            self._poll = select.epoll()
-            threading.Thread(target=self._serve, name="wagma-witness", daemon=True).start()
+        if self._poll is None and not self._begin():
+            return
+        assert self._poll is not None
         for each in new:
             if each.namespace != mine.namespace:
                 continue
             with suppress(OSError):
                 descriptor = os.pidfd_open(each.process)
-                if started(each.process) != each.started:
+                same = False
+                with suppress(OSError):
+                    same = started(each.process) == each.started
+                if not same:
                     os.close(descriptor)
                     continue
                 self._watched[descriptor] = each
                 self._poll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
 
+    def _begin(self) -> bool:
+        """Begin to watch; return whether the system lets it."""
+        try:
+            self._poll = select.epoll()
+            threading.Thread(target=self._serve, name="wagma-witness", daemon=True).start()
+        except (OSError, RuntimeError):
+            self._poll = None
+        return self._poll is not None
+
     def _serve(self) -> None:
         assert self._poll is not None
         while True:
-            for descriptor, _ in self._poll.poll():
-                time.sleep(GRACE)
+            ended = self._poll.poll()
+            time.sleep(GRACE)
+            for descriptor, _ in ended:
                 self._report(self._watched[descriptor])

@@ -58,6 +58,8 @@ def find(settings: argparse.Namespace) -> Path | None:
         return settings.resume
     if settings.name:
         run = settings.runs_dir / settings.name
+        if (run / "summary.json").exists() and not files.found(run / FOLDER):
+            raise UsageError(f"argument --resume: {run} has ended, and has no checkpoints")
         return run if run.is_dir() else None
     number = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
     parts = filter(None, (number, os.environ.get("SLURM_ARRAY_TASK_ID")))
@@ -147,7 +149,8 @@ class Continuing:
         if trainer.scheduler is not None:
             trainer.scheduler.load_state_dict(found["scheduler"])
         generators.restore(states, trainer.device)
-        trainer.made, trainer.earlier = found["steps"], found["elapsed_s"]
+        trainer.made = found["steps"] if alike else found.step * trainer.trains
+        trainer.earlier = found["elapsed_s"]
         trainer.scheduled = found["scheduled"]
         trainer.kept = [Kept(*each) for each in found["kept"]]
         self.pauses.saved()
@@ -175,12 +178,17 @@ class Continuing:
     def _read_records(self, counted: dict[str, Any]) -> None:
         """Count the steps that are recorded, and cut off those after the checkpoint."""
         path = metrics_file(self.run, self.comm.rank)
-        if path.exists():
-            for line in path.read_bytes()[: self.recorded].decode().splitlines():
+        kept = path.read_bytes()[: self.recorded] if path.exists() else b""
+        self.recorded = 0
+        for line in kept.splitlines(keepends=True):
+            try:
                 record = json.loads(line)
-                if record["loss"] is None:
-                    record["loss"] = math.nan
-                self.tally.add(record)
+            except ValueError:  # what is left after the end of a node
+                break
+            self.recorded += len(line)
+            if record["loss"] is None:
+                record["loss"] = math.nan
+            self.tally.add(record)
         for name in COUNTED:
             setattr(self.tally, name, counted[name])
 
@@ -217,6 +225,8 @@ class Continuing:
             if not stops:
                 yield from self.trainer.steps()
                 why = self.pauses.meet()
+            if why & Said.STOP or not why:
+                self.signals.stopped()
             new = self.trainer.made != self.pauses.saved_steps
             if self.newest is None or any(self.comm.allgather(new)):
                 self._save(metrics)
@@ -246,7 +256,7 @@ class Continuing:
         }
         try:
             self.saver.begin(**state)
-        except checkpoint.CheckpointError as error:
+        except (checkpoint.CheckpointError, TypeError) as error:
             self._warn(error)
 
     def _finish(self) -> None:
@@ -256,7 +266,7 @@ class Continuing:
         except checkpoint.CheckpointError as error:
             self._warn(error)
 
-    def _warn(self, error: checkpoint.CheckpointError) -> None:
+    def _warn(self, error: Exception) -> None:
         if self.comm.rank == 0:
             log.warning("no checkpoint, the training goes on: %s", error)
 
@@ -285,6 +295,11 @@ class Continuing:
         names = sorted({signal.Signals(number).name for number in received if number})
         who = " and ".join(names) or "the time limit"
         made = counted(self.trainer.made, "step")
+        idle = all(self.comm.allgather(self.trainer.started is None))
+        if self.resumed and idle and not any(received):
+            if self.comm.rank == 0:  # or it would be requeued for ever
+                complain("error: the time limit leaves no time for a step")
+            return FAILED
         if self.newest is None:
             if self.comm.rank == 0:
                 complain(f"error: stopped by {who} after {made}, without a checkpoint")

@@ -147,7 +147,7 @@ class Signals:
         """
         self._late = seconds
         handler = signal.signal(signal.SIGALRM, self._interrupt)
-        left = min(deadline - time.time(), 0.0 if self.received else math.inf) + seconds
+        left = min(max(deadline - time.time(), 0.0), 0.0 if self.received else math.inf) + seconds
         if left < LONGEST:
             signal.setitimer(signal.ITIMER_REAL, max(left, SHORTEST))
         try:
@@ -156,6 +156,11 @@ class Signals:
             self._late = None
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
+
+    def stopped(self) -> None:
+        """Raise nothing any more in `raising_after`: all ranks have stopped."""
+        self._late = None
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _interrupt(self, number: int, frame: object) -> None:
         raise Interrupted

@@ -109,16 +109,18 @@ class Pauses:
         self.trainer, self.signals = trainer, signals
         self.every: Every = settings.checkpoint_every or Every()
         self.deadline = deadline_of(settings, signals.began)
-        self._rounds = Rounds(comm)
+        self._comm, self._rounds = comm, Rounds(comm)
         self._period = common_period(trainer)
         self._alike = makes_equal_steps(trainer)
         self._together_at = time.monotonic()  # when all ranks have averaged last
         self.saved()
 
     def saved(self) -> None:
-        """Count steps and seconds from now on until the next checkpoint."""
+        """Count steps and seconds from now on until the next checkpoint; collective."""
         self._saved_at, self.saved_steps = time.monotonic(), self.trainer.made
         self._agreed: Said | None = None
+        if len(set(self._comm.allgather(self.trainer.made))) > 1:  # so that ranks end apart
+            self._alike, self._period = False, None
 
     @property
     def wish(self) -> Said:

@@ -129,8 +129,9 @@ class JsonLines:
             self._flushed = now
 
     def size(self) -> int:
-        """Write out what is still in memory, and return the file's bytes."""
+        """Have all of it written to the disk, and return the file's bytes."""
         self._file.flush()
+        os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:

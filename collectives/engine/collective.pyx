@@ -98,13 +98,14 @@ cdef class NativeCollective(Driver):
     def tell_with_operations(self, int count):
         """From now on have every operation of all ranks gather so many numbers of each rank.
 
-        All ranks call it after the same operations. Until `tell` they are 0.
+        All ranks call it, and meet there: none gathers more if one has failed before. Until `tell`
+        the numbers are 0.
         """
         if not 0 < count <= MOST_TOLD:
             raise ValueError(f"count is {count}, not from 1 to {MOST_TOLD}")
-        self.check_usable()
-        self.caller.complete(self)
-        pthread_mutex_lock(&self.lock)
+        self.meet()
+        with nogil:  # whoever has the lock may wait for the GIL
+            pthread_mutex_lock(&self.lock)
         try:
             self.agreement.tell_with_operations(count)
         finally:

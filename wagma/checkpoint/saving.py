@@ -177,7 +177,11 @@ class Saver:
         if isinstance(made, CheckpointError):
             raise made
         error = None
-        if not made.is_dir():
+        try:
+            there = made.is_dir()
+        except OSError:
+            there = False
+        if not there:
             error = CheckpointError(f"{made}, which rank 0 has made, is not on this rank's disk")
         raise_collectively(comm, error)
         return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import multiprocessing
 import os
 import signal
 import threading
@@ -281,7 +282,9 @@ def shield(then: Callable[[int], None] | None, worker: int) -> None:
     """
     signals = {signal.SIGTERM, signal.SIGUSR1}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    threading.Thread(target=obey_parent, args=(signals, os.getppid()), daemon=True).start()
+    parent = multiprocessing.parent_process()  # which may not be what has started it
+    assert parent is not None
+    threading.Thread(target=obey_parent, args=(signals, parent.pid), daemon=True).start()
     if then is not None:
         then(worker)
 
