@@ -13,12 +13,12 @@ from methods import backward, each_method, make_model
 
 pytestmark = [pytest.mark.mpi, pytest.mark.extra]
 
-WARMING = 500
+WARMING = 200
 # Growth that is noise: bytes that allocators and queues of messages keep, and mappings.
 NOISE = 4 << 20
 MAPPINGS = 16
 STEPS = [
-    pytest.param(1_500, id="brief", marks=pytest.mark.timeout(300)),
+    pytest.param(500, id="brief", marks=pytest.mark.timeout(300)),
     pytest.param(100_000, id="long", marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
 ]
 
