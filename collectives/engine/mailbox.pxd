@@ -30,7 +30,7 @@ cdef class Mailbox(PeerRankPort):
     cdef void _head(
         self, Message *message, int kind, long long number, double weight, int holds
     ) noexcept nogil
-    cdef void _sent(self, Message *message, int destination) noexcept nogil
+    cdef void _sent(self, Message *message, int destination, long long began) noexcept nogil
     cdef void _note(self, What what, double share, char **user) noexcept nogil
     cdef void _do_inside(self) noexcept nogil
     cdef bint is_idle(self) noexcept nogil

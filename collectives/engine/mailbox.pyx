@@ -198,6 +198,7 @@ cdef class Mailbox(PeerRankPort):
 
     cdef void post(self, int destination) noexcept nogil:
         cdef Transfer *transfer
+        cdef long long began = now() if recording() else 0
         if self.written == NULL or self.messages.ending:
             return
         # A message is not sent without its vector.
@@ -209,16 +210,19 @@ cdef class Mailbox(PeerRankPort):
             transfer = self.messages.send(destination, self.sending.memory)
             transfer.sibling = self.sending.outgoing
             self.sending.outgoing = transfer
-        self._sent(self.written, destination)
+        self._sent(self.written, destination, began)
 
-    cdef void _sent(self, Message *message, int destination) noexcept nogil:
-        """Count the bytes of a message's vector, unless it is copied within the node; note it."""
+    cdef void _sent(self, Message *message, int destination, long long began) noexcept nogil:
+        """Count the bytes of a message's vector, unless it is copied within the node; note it.
+
+        `began` is the time before it was posted: the receiver may have it at once.
+        """
         cdef long long holds = header(message)[HOLDS]
         cdef bint near = self.messages.queues.reaches(destination)
         if holds == VECTOR and not (near and self.messages.inside) or holds == MODEL and not near:
             self.bytes_sent += self.layout.size - HEADER
-        if recording():
-            record(SENT, self.number, now(), 0, destination, header(message)[NUMBER],
+        if began:
+            record(SENT, self.number, began, 0, destination, header(message)[NUMBER],
                    4 * header(message)[KIND] + (holds != NOTHING))
 
     cdef double mix(self, int source, double keep, double share) noexcept nogil:
@@ -231,6 +235,7 @@ cdef class Mailbox(PeerRankPort):
         cdef Transfer *transfer = self.messages.claim(source)
         cdef Message *message = transfer.space
         cdef Step *step = self.vectors.add_use(HALVE, transfer, 1, 1)
+        cdef long long began = now() if recording() else 0
         if step == NULL:
             return
         if self.messages.inside:
@@ -246,7 +251,7 @@ cdef class Mailbox(PeerRankPort):
                 return
             header(message)[HOLDS] = VECTOR
         if not self.messages.ending and self.messages.post(message, source):
-            self._sent(message, source)
+            self._sent(message, source, began)
             if not self.messages.inside:
                 step.outgoing = self.messages.send(source, NULL)
                 step.outgoing.back = transfer

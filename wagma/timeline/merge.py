@@ -517,8 +517,7 @@ class Job:
     def vectors(self) -> Iterator[Arrow]:
         """Yield how vectors came from peers, as far as their clocks are aligned.
 
-        Messages from one rank to another with the same number and kind come in their order. One
-        that seems to come before it was sent, by the error of the clocks, has no arrow.
+        Messages from one rank to another with the same number and kind come in their order.
         """
         sent: dict[tuple[Any, ...], deque[tuple[int, int]]] = defaultdict(deque)
         for rank, part in self.parts.items():
@@ -532,8 +531,9 @@ class Job:
                 if not each.sent and self.is_aligned(rank) and sent.get(key):
                     time, track = sent[key].popleft()
                     to = MESSAGES + each.collective
-                    if time <= each.time:
-                        yield Arrow(time, each.peer, track, each.time, rank, to, "vector")
+                    yield Arrow(
+                        min(time, each.time), each.peer, track, each.time, rank, to, "vector"
+                    )
 
     def _origin(self, identity: int | None, version: int, rank: int) -> tuple[int, int] | None:
         """Return when, and on which track, a rank began to tell others of a version."""
