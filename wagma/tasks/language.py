@@ -137,21 +137,6 @@ def task(
     return Task("language", model, loaders, loss, metrics, work=tokens, unit="tokens")
 
 
-class Sequences:
-    """A rank's batches, without end; each iteration is the same.
-
-    Args:
-        corpus: What the indices are of.
-        indices: Those of each batch.
-    """
-
-    def __init__(self, corpus: Corpus, indices: Iterable[np.ndarray]) -> None:
-        self.corpus, self.indices = corpus, indices
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (batch_of(self.corpus.select(batch)) for batch in self.indices)
-
-
 def batches(
     train: Corpus,
     test: Corpus,
@@ -168,9 +153,11 @@ def batches(
     """
     shard = data.shard(train.labels, rank, size, shards, seed, alpha)
     lengths = np.array(list(map(len, train.sequences)))
-    indices = LengthBatches(lengths, shard, batch_size, False, rank, seed)
+    drawn = LengthBatches(
+        lengths, shard, batch_size, False, rank, seed, lambda batch: batch_of(train.select(batch))
+    )
     few = np.unique(np.linspace(0, len(test.labels) - 1, VALIDATED).astype(int))
-    return Sequences(train, indices), [] if rank else [batch_of(test.select(few))]
+    return drawn, [] if rank else [batch_of(test.select(few))]
 
 
 def batch_of(corpus: Corpus) -> Batch:

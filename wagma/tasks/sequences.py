@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ class LengthBatches:
             mean length, in place of ``batch_size`` sequences.
         rank: This rank.
         seed: The job's seed.
+        fetch: Takes a batch's indices, int64, shape (sequences,), and returns what is yielded.
     """
 
     def __init__(
@@ -39,18 +41,20 @@ class LengthBatches:
         by_tokens: bool,
         rank: int,
         seed: int,
+        fetch: Callable[[np.ndarray], Any] = np.asarray,
     ) -> None:
+        self.fetch = fetch
         self.lengths, self.shard, self.batch_size = lengths, shard, batch_size
         self.by_tokens, self.rank, self.seed = by_tokens, rank, seed
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        """Yield the batches' indices, int64, shape (sequences,)."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what is fetched for each batch."""
         generator = np.random.default_rng([self.seed, ORDER_STREAM, self.rank])
         pool = self.batch_size * max(1, min(POOL, len(self.shard) // self.batch_size))
         for drawn in data.Batches(self.shard, pool, self.rank, self.seed):
             batches = self._cut(drawn[np.argsort(self.lengths[drawn], kind="stable")])
             for place in generator.permutation(len(batches)):
-                yield batches[place]
+                yield self.fetch(batches[place])
 
     def _cut(self, ordered: np.ndarray) -> list[np.ndarray]:
         """Cut sequences, shortest first, into batches."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -230,9 +230,12 @@ class Translation:
         train, test = self.found.train, self.found.test
         lengths = np.array([len(a) + len(b) for a, b in zip(*train)])
         shard = data.shard(np.zeros(len(lengths)), rank, size, "iid", seed)
-        indices = LengthBatches(lengths, shard, batch_size, self.by_tokens, rank, seed)
+        drawn = LengthBatches(
+            *(lengths, shard, batch_size, self.by_tokens, rank, seed),
+            lambda batch: batch_of(train.select(batch)),
+        )
         few = np.arange(min(TRANSLATED, len(test.sources)))
-        return Sentences(train, indices), [] if rank else [batch_of(test.select(few))]
+        return drawn, [] if rank else [batch_of(test.select(few))]
 
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """Return the BLEU of the translations of a batch, from 0 to 100, and the loss."""
@@ -247,21 +250,6 @@ class Translation:
         """Return as text what is before the end of each row of tokens."""
         rows = tokens.tolist()
         return self.processor.decode([row[: row.index(END)] if END in row else row for row in rows])
-
-
-class Sentences:
-    """A rank's batches, without end; each iteration is the same.
-
-    Args:
-        parallel: What the indices are of.
-        indices: Those of each batch.
-    """
-
-    def __init__(self, parallel: Parallel, indices: Iterable[np.ndarray]) -> None:
-        self.parallel, self.indices = parallel, indices
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (batch_of(self.parallel.select(batch)) for batch in self.indices)
 
 
 def task(found: Found, by_tokens: bool) -> Task:
