@@ -7,7 +7,6 @@ import copy
 import json
 import logging
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from wagma.commands.checkpoints import LATEST
 from wagma.evaluation import Kept
 from wagma.job import FAILED, Signals, UsageError, complain, from_rank_0, together
 from wagma.pauses import Pauses, Said
-from wagma.runs import JsonLines, Tally, in_json, metrics_file
+from wagma.runs import JsonLines, Tally, in_json, job_numbers, metrics_file
 from wagma.tasks import kinds
 
 if TYPE_CHECKING:
@@ -61,9 +60,7 @@ def find(settings: argparse.Namespace) -> Path | None:
         if (run / "summary.json").exists() and not files.found(run / FOLDER):
             raise UsageError(f"argument --resume: {run} has ended, and has no checkpoints")
         return run if run.is_dir() else None
-    number = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
-    parts = filter(None, (number, os.environ.get("SLURM_ARRAY_TASK_ID")))
-    ending = "".join(f"_{part}" for part in parts)
+    ending = "".join(f"_{part}" for part in job_numbers())
     newest = {
         run: checkpoints[0].stat().st_mtime
         for run in settings.runs_dir.glob(f"*{ending}")

@@ -66,11 +66,15 @@ def new_directory(runs_dir: Path, name: str | None) -> Path:
             return run
 
 
+def job_numbers() -> list[str]:
+    """Return Slurm's number of the job, and its index in an array; nothing elsewhere."""
+    job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
+    return [part for part in (job, os.environ.get("SLURM_ARRAY_TASK_ID")) if part]
+
+
 def default_names() -> Iterator[str]:
     """Yield the date and time, with Slurm's numbers of the job, then the same with -2, -3, …"""
-    job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
-    parts = time.strftime("%Y-%m-%d_%H-%M-%S"), job, os.environ.get("SLURM_ARRAY_TASK_ID")
-    first = "_".join(filter(None, parts))
+    first = "_".join([time.strftime("%Y-%m-%d_%H-%M-%S"), *job_numbers()])
     yield first
     yield from (f"{first}-{number}" for number in itertools.count(2))
 
