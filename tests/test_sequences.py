@@ -254,17 +254,24 @@ def test_a_right_translation_has_bleu_100_and_an_untrained_model_about_0(
 
 def test_the_decoder_s_own_words_are_its_next_inputs(translation):
     class Counter:
-        """Translates each sentence by 4, 5, 6 and the end."""
+        """Translates a sentence by 4, 5, … up to its first word, and the end."""
 
         def encode(self, source):
-            return None
+            return source[:, 0]
 
-        def decode(self, written, memory, blank):
+        def decode(self, written, memory, blank, last):
+            assert last and len(written) == len(memory) == len(blank)
             following = torch.where(written[:, -1] < 4, 4, written[:, -1] + 1)
-            following[written[:, -1] == 6] = translation.END
-            return torch.nn.functional.one_hot(following, 9)[:, None].float()
+            following[written[:, -1] == memory] = translation.END
+            return torch.nn.functional.one_hot(following, 30)[:, None].float()
 
-    assert translation.translate(Counter(), torch.ones(2, 9).long()).tolist() == 2 * [[4, 5, 6, 3]]
+    sources = torch.tensor([[6, 1, 1], [5, 1, 1], [29, 1, 0]])
+    end = translation.END
+    assert translation.translate(Counter(), sources).tolist() == [
+        [4, 5, 6, *6 * [end]],
+        [4, 5, *7 * [end]],
+        [4, 5, 6, 7, 8, 9, 10, 11, end],  # which has no more room
+    ]
 
 
 def test_parallel_files_are_read_line_by_line(translation, tmp_path):

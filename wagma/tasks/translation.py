@@ -93,9 +93,16 @@ class Transformer(nn.Module):
         return self.encoder(self._embed(source), src_key_padding_mask=source == PADDING)
 
     def decode(
-        self, target: torch.Tensor, memory: torch.Tensor, blank: torch.Tensor
+        self, target: torch.Tensor, memory: torch.Tensor, blank: torch.Tensor, last: bool = False
     ) -> torch.Tensor:
-        """Return logits as `forward` does, from the encoder's output and where that is padding."""
+        """Return logits as `forward` does, from the encoder's output and where that is padding.
+
+        Args:
+            target: As for `forward`.
+            memory: The encoder's output.
+            blank: Where the source is padding, shape (batch, source length).
+            last: Only the last token's successor's, shape (batch, 1, pieces).
+        """
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
         output = self.decoder(
             self._embed(target),
@@ -104,7 +111,7 @@ class Transformer(nn.Module):
             memory_key_padding_mask=blank,
             tgt_is_causal=True,
         )
-        return functional.linear(output, self.token.weight)
+        return functional.linear(output[:, -1:] if last else output, self.token.weight)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.token(tokens) * WIDTH**0.5 + waves(tokens.shape[1], tokens.device)
@@ -284,15 +291,21 @@ def tokens(batch: Batch) -> int:
 def translate(model: Any, source: torch.Tensor) -> torch.Tensor:
     """Return the likeliest next token again and again, int64, shape (batch, length).
 
+    A translation ends with END, or where it is half as long again as its source and 5 tokens more.
+
     Args:
         model: A `Transformer`.
         source: Tokens, int64, shape (batch, source length), padded.
     """
     memory, blank = model.encode(source), source == PADDING
-    written = torch.full((len(source), 1), BEGIN, device=source.device)
-    ended = torch.zeros(len(source), dtype=torch.bool, device=source.device)
-    while not ended.all() and written.shape[1] < 1.5 * source.shape[1] + 5:
-        following = model.decode(written, memory, blank)[:, -1].argmax(1)
-        written = torch.cat([written, following[:, None]], dim=1)
-        ended |= following == END
-    return written[:, 1:]
+    room = (1.5 * (~blank).sum(1) + 5).long()
+    translated = source.new_full((len(source), int(room.max())), END)
+    rows = torch.arange(len(source), device=source.device)  # of translations that go on
+    written = source.new_full((len(source), 1), BEGIN)
+    while len(rows):
+        following = model.decode(written, memory, blank, last=True)[:, 0].argmax(1)
+        translated[rows, written.shape[1] - 1] = following
+        goes_on = (following != END) & (written.shape[1] < room[rows])
+        written = torch.cat([written, following[:, None]], dim=1)[goes_on]
+        rows, memory, blank = rows[goes_on], memory[goes_on], blank[goes_on]
+    return translated
