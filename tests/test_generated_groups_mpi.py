@@ -331,7 +331,7 @@ def test_who_waits_in_the_schedule_says_for_whom(comm, caplog):
         caplog.at_level(logging.WARNING),
     ):
         if comm.rank == 2:
-            with interrupted(seconds=1.0):
+            with interrupted(once=lambda: caplog.records):
                 collective(mine)
             assert "in call 0 for rank 3: still computing (0 calls completed)" in caplog.text
             comm.send("said", dest=3)
@@ -385,7 +385,7 @@ def test_schedules_called_in_different_orders_say_for_whom_they_wait(comm, caplo
     options = {"groups": "static", "ranks_per_node": 2, "stall": 0.2}
     first = GeneratedGroupAllreduce(comm, vector, **options)
     second = GeneratedGroupAllreduce(comm, vector, **options)
-    with caplog.at_level(logging.WARNING), interrupted(seconds=1.0):
+    with caplog.at_level(logging.WARNING), interrupted(once=lambda: caplog.records):
         for collective in (first, second)[order] * 4:
             collective(vector)
     assert "has waited" in caplog.text and f"for rank {comm.rank ^ 1}" in caplog.text
