@@ -109,8 +109,8 @@ class Job:
         if now >= self._look_again:
             began = now
             self._note_segments()
-            # At most a tenth of the time goes into looking.
-            self._look_again = began + max(0.05, 10 * (time.monotonic() - began))
+            # Looking takes a few percent of the time, beside jobs that compete for cores.
+            self._look_again = began + max(0.05, 30 * (time.monotonic() - began))
         return self.launcher.poll()
 
     def send(self, number, to):

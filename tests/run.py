@@ -1,15 +1,14 @@
 """Run the whole suite: tests of one process and launched jobs, MPI tests at each number of ranks.
 
-Ranks wait for each other half of the time, so the MPI tests run beside those of one process, whose
-output is shown as it comes; the output of what runs beside them is shown afterwards. Tests of
-torch's test device are in processes of their own, where it then stays. --brief leaves only what
-another MPI is most likely to break: the tests of four ranks. --extra runs what takes too long for
-the rest: long explorations, bugs planted into what devices do, all allocations that can fail, and
-the benchmark of GPUs, but not explorations of many minutes (`pytest -m long`).
---cuda-mpi leaves only the MPI tests of devices, for a CUDA-aware Open MPI 4 that gets the stand-in
-for its driver. Other arguments go to every pytest; where they are files, only what has tests of
-these is started. Each part must pass, and must run something unless the arguments select tests; the
-exit status is 0 only then.
+Ranks wait for each other half of the time, so two parts of the suite run side by side. The first
+one's output is shown as it comes, that of the others afterwards. Tests of torch's test device are
+in processes of their own, where it then stays. --brief leaves only what another MPI is most likely
+to break: the tests of four ranks. --extra runs what takes too long for the rest: long explorations,
+bugs planted into what devices do, allocations that can fail, and the lines of the documentation,
+but not what takes many minutes (`pytest -m long`). --cuda-mpi leaves only the MPI tests of devices,
+for a CUDA-aware Open MPI 4 that gets the stand-in for its driver. Other arguments go to every
+pytest; where they are files, only what has tests of these is started. Each part must pass, and must
+run something unless the arguments select tests; the exit status is 0 only then.
 """
 
 import os
@@ -64,43 +63,38 @@ class Outcome(NamedTuple):
     output: str  # where it was not shown
 
 
-def lanes(brief, cuda_mpi, extra):
-    """Return lists of parts: lists run side by side, the parts of one after each other."""
+def parts(brief, cuda_mpi, extra):
+    """Return what there is to run, those that take longest first."""
     pytest = [sys.executable, "-m", "pytest"]
     # The ranks' caches would overwrite each other.
     mpi = [*pytest, "--with-mpi", "-p", "no:cacheprovider", "--timeout-method=thread"]
     # On all cores. While jobs wait for what they test, tests of one process go on.
     cores = [*pytest, "-n", "auto", "--dist", "worksteal"]
     here, there = "not torch_device and not extra", "torch_device"
-    processes, ranks = [], []
+    found, devices = [], []
     if extra:
         here = "extra and not long"
-        processes.append(Part("one process", cores, f"not mpi and {here}"))
+        found.append(Part("one process", cores, f"not mpi and {here}"))
     elif not (brief or cuda_mpi):
-        processes += [
-            Part("one process", cores, f"not mpi and {here}"),
-            Part("its test device", pytest, f"{there} and not mpi"),
-        ]
+        found.append(Part("one process", cores, f"not mpi and {here}"))
+        devices.append(Part("its test device", pytest, f"{there} and not mpi"))
     if cuda_mpi:
         mpi += sorted(str(path) for pattern in DEVICES for path in Path("tests").glob(pattern))
     for size in CUDA_MPI if cuda_mpi else BRIEF if brief or extra else SIZES:
         # Torch's compiler is at work in one process, and would take each rank two seconds to load.
         path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
         job = ["env", f"PYTHONPATH={path}", *mpiexec(), "-n", str(size), *mpi]
-        ranks.append(Part(f"{size} rank{'s' * (size > 1)}", job, f"mpi and {here}", size))
+        found.append(Part(f"{size} rank{'s' * (size > 1)}", job, f"mpi and {here}", size))
         if size == DEFAULT_SIZES[0] and not (cuda_mpi or extra):
-            processes.append(Part("their test device", job, f"mpi and {there}", size))
-    return [lane for lane in (processes, ranks) if lane]
+            devices.append(Part("their test device", job, f"mpi and {there}", size))
+    return found + devices
 
 
-def with_tests_of(arguments, lanes):
-    """Return the lanes' parts that have tests of the files among the arguments, if any are."""
+def with_tests_of(arguments, parts):
+    """Return the parts that have tests of the files among the arguments, if any are."""
     files = [Path(each.partition("::")[0]) for each in arguments]
     texts = [file.read_text() for file in files if file.suffix == ".py" and file.exists()]
-    if not texts:
-        return lanes
-    chosen = [[part for part in lane if any(map(part.may_run, texts))] for lane in lanes]
-    return [lane for lane in chosen if lane]
+    return [part for part in parts if not texts or any(map(part.may_run, texts))]
 
 
 def run(part, arguments, ended, shown):
@@ -117,31 +111,28 @@ def run(part, arguments, ended, shown):
                 if time.monotonic() > began + TIME_LIMIT:
                     print_stacks(job)
                     break
-                time.sleep(0.02)
+                time.sleep(0.1)
         file.seek(0)
         return Outcome(part.name, status, time.monotonic() - began, file.read())
 
 
-def outcomes(lanes, arguments):
-    """Run the lanes; generate the outcomes of their parts, of the first lane's as they end."""
+def outcomes(parts, arguments):
+    """Run the parts, two at a time; generate their outcomes in the parts' order."""
     ended = threading.Event()
-    shown, *others = lanes
-
-    def rest(lane):
-        return [run(part, arguments, ended, False) for part in lane if not ended.is_set()]
-
-    with ThreadPoolExecutor(max(1, len(others))) as pool:
-        running = [pool.submit(rest, lane) for lane in others]
+    with ThreadPoolExecutor(2) as pool:
+        running = [
+            pool.submit(run, part, arguments, ended, shown=part is parts[0]) for part in parts
+        ]
         try:
-            for part in shown:
-                print(f"\n=== tests: {part.name}", flush=True)
-                yield run(part, arguments, ended, True)
-            for lane in running:
-                for outcome in lane.result():
+            print(f"\n=== tests: {parts[0].name}", flush=True)
+            for number, part in enumerate(running):
+                outcome = part.result()
+                if number:
                     print(f"\n=== tests: {outcome.name}\n{outcome.output}", flush=True)
-                    yield outcome
+                yield outcome
         finally:
             ended.set()
+            pool.shutdown(cancel_futures=True)
 
 
 def stand_in_for_mpi():
@@ -175,7 +166,7 @@ def main(arguments):
     arguments = [each for each in arguments if each not in options]
     if cuda_mpi:
         os.environ |= stand_in_for_mpi()
-    chosen = with_tests_of(arguments, lanes(brief, cuda_mpi, extra))
+    chosen = with_tests_of(arguments, parts(brief, cuda_mpi, extra))
     if not chosen:
         print("no tests")
         return 1

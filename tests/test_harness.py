@@ -9,7 +9,7 @@ import lockstep
 import psutil
 import pytest
 from launch import Job, Signal
-from run import lanes, with_tests_of
+from run import parts, with_tests_of
 
 HERE = Path(__file__).parent
 
@@ -283,14 +283,14 @@ def test_a_job_knows_its_processes_whatever_became_of_their_parents():
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("text", "names"),
     [
         ("", ["one process"]),
         ("pytestmark = pytest.mark.launch\n", ["one process"]),
         ("pytestmark = [pytest.mark.mpi, x]\n", ["4 ranks"]),
         (
             "pytestmark = pytest.mark.mpi\n@pytest.mark.ranks(1, 3)\n",
-            ["4 ranks", "1 rank", "3 ranks"],
+            ["4 ranks", "3 ranks", "1 rank"],
         ),
         ("@pytest.mark.mpi\n", ["one process", "4 ranks"]),
         (
@@ -300,10 +300,9 @@ def test_a_job_knows_its_processes_whatever_became_of_their_parents():
         ("pytestmark = [pytest.mark.extra]\n", []),
     ],
 )
-def test_only_parts_that_have_tests_of_a_file_are_started(tmp_path, text, parts):
+def test_only_parts_that_have_tests_of_a_file_are_started(tmp_path, text, names):
     (tmp_path / "test_it.py").write_text(text)
     arguments = [f"{tmp_path}/test_it.py::test_it", "-x"]
-    every = lanes(False, False, False)
-    chosen = with_tests_of(arguments, every)
-    assert [part.name for lane in chosen for part in lane] == parts
+    every = parts(False, False, False)
+    assert [part.name for part in with_tests_of(arguments, every)] == names
     assert with_tests_of(["-k", "it"], every) == every
