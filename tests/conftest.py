@@ -16,6 +16,12 @@ hypothesis.settings.register_profile("wagma", deadline=None)
 hypothesis.settings.load_profile("wagma")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--transport", choices=TRANSPORTS, help="leave out MPI tests with another transport"
+    )
+
+
 def pytest_configure(config):
     stand_in.reports = os.dup(2)  # a test's is captured, and lost where the process ends in it
     if config.getoption("with_mpi"):
@@ -48,8 +54,17 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     for item in items:
         lockstep.check_ranks(item)
+    if only := config.getoption("transport"):
+        others = [item for item in items if transport_of(item) not in (only, None)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if transport_of(item) in (only, None)]
     # Torch counts the devices when the first gradient of a process is computed.
     items.sort(key=lambda item: item.get_closest_marker("torch_device") is None)
+
+
+def transport_of(item):
+    """Return the transport of an MPI test, None where it is one of no transport."""
+    return item.callspec.params.get("transport") if hasattr(item, "callspec") else None
 
 
 @pytest.hookimpl(trylast=True)
