@@ -36,6 +36,7 @@ def environment(library, **more):
 
 
 @pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.launch
 def test_it_measures_what_it_says(mpirun, tmp_path):
     """On a driver that has no function for tests, as a real one."""

@@ -241,11 +241,16 @@ def test_every_allocation_of_a_constructor_may_fail(comm, kind, once):
 @pytest.mark.parametrize(
     ("kind", "length"),
     [
-        *product(KINDS, (INSIDE, IN_BLOCKS)),
-        ("hop", IN_TURNS),
+        *product(KINDS, (INSIDE,)),
+        *product(("groups", "hop"), (IN_BLOCKS,)),
+        *(
+            pytest.param(kind, IN_BLOCKS, marks=pytest.mark.long)
+            for kind in KINDS
+            if kind not in ("groups", "hop")
+        ),
         *(
             pytest.param(kind, IN_TURNS, marks=pytest.mark.long)
-            for kind in ("neighbors", "pairs", "asp")
+            for kind in ("hop", "neighbors", "pairs", "asp")
         ),
     ],
 )
@@ -257,6 +262,7 @@ def test_every_allocation_of_calls_may_fail(comm, kind, length):
 
 
 @pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.transports("messages")
 @pytest.mark.parametrize("case", CASES)
 def test_every_allocation_may_fail_where_vectors_are_staged(comm, case, device, stream):

@@ -39,7 +39,7 @@ from protocol_scenarios import (
 
 from collectives.protocols import wait_avoiding
 
-SEEDS_PER_BLOCK = 200
+SEEDS_PER_BLOCK = 150
 
 # What random runs meet.
 EVERYTHING = {
@@ -180,7 +180,7 @@ def scenarios(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(scenarios(), st.lists(st.integers(0, 40), min_size=80, max_size=300))
 def test_chosen_runs_keep_every_invariant(scenario, choices):
     World(scenario).run(ListedChooser(choices))

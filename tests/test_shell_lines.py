@@ -29,7 +29,7 @@ LESS = {
     "--evaluate-every": "2",
 }
 ALWAYS = {
-    "compare": ["--steps"],
+    "compare": ["--steps", "--evaluate-every"],
     "info": [],
     "report": [],
     "simulate": [],
