@@ -362,6 +362,7 @@ def test_a_method_that_cannot_be_simulated_has_no_price(tmp_path):
     assert slow_ranks(found) == {3}
     assert found.stragglers[0].cost is None and found.simulated_s is None
     assert found.remedies == () and text.headline(found) is None
+    assert text.advice(found) == text.slowness(found.stragglers[0])
 
 
 # --- the line at the end of a training
@@ -380,26 +381,71 @@ def test_the_line_at_the_end_names_and_prices_the_straggler(tmp_path):
     found = report.of(made(tmp_path, generated_runs.data_loading))
     share = f"{100 * found.stragglers[0].cost.share:.0f} %"
     start = "rank 0 took 1.7 × the others' median in 100 % of steps, in data loading: "
-    assert text.headline(found).startswith(f"{start}{share} of the throughput; ")
+    assert text.headline(found).startswith(f"{start}{share} of the throughput; --algorithm ")
+    assert text.advice(found) == text.headline(found)
 
 
-@pytest.mark.parametrize("kind", [generated_runs.nothing, generated_runs.noise])
-def test_there_is_no_line_without_a_straggler(tmp_path, kind):
-    assert text.headline(report.of(made(tmp_path, kind))) is None
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [
+        (generated_runs.nothing, "no rank costs 5 % of the throughput; "),
+        (generated_runs.noise, "no straggler, but unequal steps on all ranks: "),
+    ],
+)
+def test_no_straggler_is_named_where_there_is_none(tmp_path, kind, start):
+    found = report.of(made(tmp_path, kind))
+    assert text.headline(found) is None and text.advice(found).startswith(start)
 
 
-def test_a_report_that_fails_does_not_fail_the_training(tmp_path, monkeypatch, caplog, capsys):
-    from wagma.train import name_straggler  # not at the top: it loads MPI and torch
+@pytest.mark.parametrize("own", ["allreduce", "wagma:pace=own"])
+def test_the_line_at_the_end_names_the_method_that_would_make_the_most_steps(tmp_path, own):
+    run = Run(0)
+    generated_runs.one_rank(run)
+    found = report.of(run.write(tmp_path / "run", own, options={"pace": "own"}, seconds=20.0))
+    best = next(each for each in found.remedies if each.algorithm != own)
+    said = f"; --algorithm {best.algorithm} would make about {best.ratio:.2f} × the steps in the"
+    least = dataclasses.replace(best, ratio=1.04)
+    assert (said in text.advice(found)) == (best.ratio >= 1.05) == (own == "allreduce")
+    few = text.advice(dataclasses.replace(found, remedies=(least,)))
+    assert few.endswith("; no other method would make 5 % more steps")
+    assert text.advice(dataclasses.replace(found, remedies=())).endswith(" of the throughput")
+
+
+def test_the_line_at_the_end_prices_steps_that_are_unequal_on_all_ranks():
+    line = text.advice(report.of(TRACES / "bytedance-SE.csv"))
+    start = "no straggler, but unequal steps on all ranks: 24 % of the throughput; --algorithm "
+    assert line.startswith(start)
+
+
+def test_the_line_at_the_end_says_why_there_is_no_evidence(tmp_path):
+    found = report.of(Run(0, steps=10).write(tmp_path / "run"))
+    assert text.advice(found) == f"insufficient evidence of who is slow: {found.insufficient}"
+
+
+@pytest.mark.parametrize("otherwise", ["", "nothing is known"])
+def test_a_report_that_fails_does_not_fail_the_training(
+    tmp_path, monkeypatch, caplog, capsys, otherwise
+):
+    from wagma.train import print_report  # not at the top: it loads MPI and torch
 
     def fail(run):
         raise price.NotSimulated("no such thing")
 
     monkeypatch.setattr(report, "of", fail)
     with caplog.at_level("INFO", "wagma"):
-        name_straggler(tmp_path, {"steps_of_rank": [3]})
+        print_report(tmp_path, {"steps_of_rank": [3]}, text.advice, otherwise)
     (record,) = caplog.records
     assert record.levelname == "INFO" and record.exc_info and "no such thing" in record.message
-    assert capsys.readouterr().out == ""
+    line = f"{otherwise} (wagma report {tmp_path})\n" if otherwise else ""
+    assert capsys.readouterr().out == line
+
+
+def test_a_long_run_is_not_read_at_its_end(tmp_path, monkeypatch, capsys):
+    from wagma import train  # not at the top: it loads MPI and torch
+
+    monkeypatch.delattr(report, "of")
+    train.print_report(tmp_path, {"steps_of_rank": [train.PRICED, 1]}, text.advice, "it was long")
+    assert capsys.readouterr().out == f"it was long (wagma report {tmp_path})\n"
 
 
 # --- warnings while a job runs
@@ -768,8 +814,10 @@ def test_a_rank_that_loads_data_slowly_is_named_after_its_training(tmp_path):
     common = ["--steps", 60, "--step-time", 20, "--algorithm", "allreduce"]
     jobs = {"data": ["--script", script, *common], "delay": [*common, "--slow-rank", "2:4"]}
     ended = train_several(tmp_path, jobs, ranks=3).check()
-    lines = [line for line in ended.stdout.splitlines() if "× the others' median" in line]
-    assert len(lines) == 2
+    lines = [line for line in ended.stdout.splitlines() if line.endswith(")")]
+    assert [line.partition(" (")[2] for line in lines] == [
+        f"wagma report {tmp_path / name})" for name in jobs
+    ]
     assert lines[0].startswith("rank 1 took ") and "in data loading: " in lines[0]
     assert lines[1].startswith("rank 2 took ") and "in injected delay: " in lines[1]
     for name, rank in (("data", 1), ("delay", 2)):

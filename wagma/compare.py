@@ -12,13 +12,14 @@ from wagma import progress
 from wagma.comparison import directory_name, most, report
 from wagma.job import FAILED, OK, Signals, UsageError, from_rank_0
 from wagma.methods import Choice
+from wagma.report.text import headline
 from wagma.runs import make_directory
 from wagma.tasks import contract
 from wagma.train import (
     fair_threads,
     make_run,
-    name_straggler,
     outcome_in_words,
+    print_report,
     timeline_recorded,
 )
 from wagma.trainer import Trainer
@@ -86,7 +87,7 @@ def compare(
                 }
                 summaries[label].append(summary)
                 print(f"seed {seed}: {outcome_in_words(label, summary)}", flush=True)
-                name_straggler(run, whole)
+                print_report(run, whole, headline)
         if status != OK:
             break
     from_rank_0(lambda: report(settings, directory, comm.size, summaries), comm)

@@ -39,7 +39,7 @@ from wagma.job import (
 )
 from wagma.report.exchanged import Exchange
 from wagma.report.live import Watch, evenly
-from wagma.report.text import headline
+from wagma.report.text import advice
 from wagma.runs import (
     JsonLines,
     Tally,
@@ -83,19 +83,27 @@ def train(
             f"metrics, model and configuration are in {run}",
             flush=True,
         )
-        name_straggler(run, summary)
+        print_report(run, summary, advice, "which rank is slow, and what would help?")
     return status
 
 
-def name_straggler(run: Path, summary: dict) -> None:
-    """Print a line about the straggler of a finished run, if it costs enough to matter."""
-    if sum(summary["steps_of_rank"]) > PRICED:
-        return
-    try:
-        line = headline(report.of(run))
-    except Exception as error:  # the training has succeeded: a report must never fail a job
-        log.info("no report of %s: %s", run, error, exc_info=True)
-        return
+def print_report(
+    run: Path, summary: dict, tell: Callable[[report.Report], str | None], otherwise: str = ""
+) -> None:
+    """Print a line of a finished run's report, if there is one.
+
+    Args:
+        run: The run's directory.
+        summary: The run's summary.
+        tell: Returns the line.
+        otherwise: The line if the run is too long to be read now, or has no report.
+    """
+    line: str | None = otherwise
+    if sum(summary["steps_of_rank"]) <= PRICED:
+        try:
+            line = tell(report.of(run))
+        except Exception as error:  # the training has succeeded: a report must never fail a job
+            log.info("no report of %s: %s", run, error, exc_info=True)
     if line:
         print(f"{line} (wagma report {run})", flush=True)
 

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from wagma.report.findings import PARTS, Cost, Remedy, Report, Straggler
 
-__all__ = ["columns", "headline", "lines", "remedy_columns"]
+__all__ = ["advice", "columns", "headline", "lines", "remedy_columns"]
 
-MATTERS = 0.05  # of the throughput
+MATTERS = 0.05  # of the throughput, or of the steps
 BEST = 3
 NAMED = 4  # stragglers in a line
 THROTTLED = 0.1  # of the excess: a shorter time does not explain it
 ROWS = 32  # of the table of ranks
 NOTHING = "–"
+UNEQUAL = "no straggler, but unequal steps on all ranks"
 
 
 def headline(report: Report) -> str | None:
@@ -25,11 +26,36 @@ def headline(report: Report) -> str | None:
     text = slowness(first)
     if others:
         text += f", as {listed([each.name for each in others])} did"
-    text += f": {percent(cost.share)} of the throughput"
-    best = next((each for each in report.remedies if each.algorithm != report.algorithm), None)
-    if best is not None and best.loss < cost.share:
-        text += f"; {best.algorithm} would {lose(best.loss)}"
-    return text
+    return f"{text}: {percent(cost.share)} of the throughput{remedy(report)}"
+
+
+def advice(report: Report) -> str:
+    """Return a line about what to try after a run, and why."""
+    if line := headline(report):
+        return line
+    if report.insufficient:
+        return f"insufficient evidence of who is slow: {report.insufficient}"
+    if report.stragglers and report.cost is None:
+        return slowness(report.stragglers[0])
+    imbalance = report.imbalance
+    if imbalance and imbalance.everywhere and imbalance.cost and imbalance.cost.share >= MATTERS:
+        share = percent(imbalance.cost.share)
+        return f"{UNEQUAL}: {share} of the throughput{remedy(report)}"
+    return f"no rank costs {percent(MATTERS)} of the throughput{remedy(report)}"
+
+
+def remedy(report: Report) -> str:
+    """Return the method that would make the most steps, after "; "; "" if none is simulated."""
+    others = [each for each in report.remedies if each.algorithm != report.algorithm]
+    if not others:
+        return ""
+    best = others[0]
+    if best.ratio < 1 + MATTERS:
+        return f"; no other method would make {percent(MATTERS)} more steps"
+    return (
+        f"; --algorithm {best.algorithm} would make about {best.ratio:.2f} × the steps in the same "
+        "time"
+    )
 
 
 def listed(names: list[str]) -> str:
@@ -38,11 +64,6 @@ def listed(names: list[str]) -> str:
         names = [*names[:NAMED], f"{len(names) - NAMED} more"]
     *before, last = names
     return f"{', '.join(before)} and {last}" if before else last
-
-
-def lose(loss: float) -> str:
-    """Return "lose 4 %", or what is gained."""
-    return f"{'lose' if loss >= 0 else 'gain'} {percent(abs(loss))}"
 
 
 def slowness(each: Straggler, steps: str = "steps") -> str:
@@ -78,7 +99,7 @@ def lines(report: Report) -> Iterator[str]:
     if imbalance and imbalance.everywhere:
         price = imbalance.cost and f": {percent(imbalance.cost.share)} of the throughput"
         yield (
-            f"no straggler, but unequal steps on all ranks: the slowest takes "
+            f"{UNEQUAL}: the slowest takes "
             f"{imbalance.slowest_over_mean:.2f} × the mean of a step{price or ''}"
         )
     elif not report.stragglers and not report.insufficient:
