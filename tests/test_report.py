@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import tracemalloc
 
 import generated_runs
@@ -14,7 +15,7 @@ from training import TIMEOUT, train_several
 from wagma import cli, report
 from wagma.report import analysis, exchanged, live, price, records, slow, text
 from wagma.report.exchanged import Exchange
-from wagma.report.findings import PATTERNS, Report
+from wagma.report.findings import PARTS, PATTERNS, Report
 
 TRACES = pages.ROOT / "benchmarks" / "traces"
 
@@ -673,6 +674,46 @@ def test_nothing_is_found_between_replicas_that_are_alike():
     found = report.of(TRACES / "bytedance-ST.csv")
     assert found.stragglers == () and not found.imbalance.everywhere
     assert "no straggler: no rank is slower than the others" in list(text.lines(found))
+
+
+# --- the page that explains the words
+
+
+def explained():
+    """Return what the page says that a report says, as patterns by these words."""
+    page = pages.ROOT / "docs" / "which-straggler.md"
+    words = re.findall(r"^\| `([^`]+)` \|", page.read_text(), re.MULTILINE)
+    return {each: re.compile(".*".join(map(re.escape, each.split("…")))) for each in words}
+
+
+def worded(found):
+    """Yield the lines of reports with every part, pattern, limit and kind of evidence there is."""
+    (straggler,) = found.stragglers
+    more = {"every": 50, "since": 120, "phases": ((10, 40), (90, 200)), "throttled_s": 9.0}
+    more["gpu_reasons"] = {"temperature": 0.5}
+    kinds = [{"part": part} for part in PARTS] + [{"pattern": pattern} for pattern in PATTERNS]
+    kinds += [{"whole_node": True}, {"pattern": "now and then", "every": None}]
+    for kind in kinds:
+        each = dataclasses.replace(straggler, **{**more, **kind})
+        yield from text.lines(dataclasses.replace(found, stragglers=(each, each)))
+    unequal = dataclasses.replace(found.imbalance, everywhere=True)
+    for imbalance in (found.imbalance, unequal):
+        nobody = {"stragglers": (), "cost": None, "imbalance": imbalance}
+        yield from text.lines(dataclasses.replace(found, **nobody))
+
+
+def test_the_page_explains_every_line_of_a_report_and_no_other(tmp_path):
+    lines = set(worded(report.of(made(tmp_path / "slow"))))
+    unequal = Run(0)
+    unequal.elements *= 1 + unequal.rng.integers(4, size=unequal.shape)
+    for number, run in enumerate([Run(0, steps=10), Run(0, ranks=1), unequal]):
+        lines |= set(text.lines(report.of(run.write(tmp_path / str(number)))))
+    rows = explained()
+    assert [words for words, row in rows.items() if not any(map(row.search, lines))] == []
+    for line in lines:
+        needed = 3 if "× the others' median" in line else 1  # who, the part, the pattern
+        found = [words for words, row in rows.items() if row.search(line)]
+        assert ": allreduce, " in line or len(found) >= needed, (line, found)
 
 
 # --- the command
