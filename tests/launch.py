@@ -29,6 +29,17 @@ OPEN_MPI = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
 ULFM = ("--with-ft", "ulfm")
+# Code that lets a job's scripts make torch's process group, by the variables that torchrun sets.
+LIKE_TORCHRUN = """
+import os, socket
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = comm.bcast(server.getsockname()[1])
+os.environ |= {"RANK": str(comm.rank), "WORLD_SIZE": str(comm.size)}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+"""
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 

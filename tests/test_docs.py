@@ -1,6 +1,7 @@
 """The README and the pages of docs/: links, examples and command lines."""
 
 import ast
+import difflib
 import importlib
 import inspect
 import json
@@ -11,6 +12,7 @@ import textwrap
 import types
 
 import docstrings
+import launch
 import pages
 import pytest
 import recorded
@@ -22,7 +24,7 @@ from wagma.commands.preparation import check_ranks
 from wagma.methods import METHODS
 from wagma.methods.__main__ import table
 
-KINDS = {"diff", "python", "sh", "text"}  # text: what a command prints
+KINDS = {"python", "sh", "text"}  # text: what a command prints
 MOST_LINES = 180  # of the README, which is read first
 MODULES = (
     "collectives",
@@ -116,6 +118,7 @@ def test_dead_links_are_found(tmp_path, form, link):
 NEW_METHOD = (pages.ROOT / "tests" / "test_new_method.py").read_text()  # trained there
 TRAPS = pages.ROOT / "docs" / "traps.md"
 WATCHING = pages.ROOT / "docs" / "watching.md"
+FROM_DDP = pages.ROOT / "docs" / "from-ddp.md"
 
 
 def python(page):
@@ -135,7 +138,7 @@ def needs_cupy(block):
 
 
 def scripts(page):
-    """Return a page's examples. What does not import MPI goes on with the one before."""
+    """Return a page's examples. What imports neither MPI nor DDP goes on with the one before."""
     found = []
     for block in python(page) if page != TRAPS else ():
         # What `wagma train --script` takes is in test_tasks.py.
@@ -143,7 +146,7 @@ def scripts(page):
             continue
         if calls(block) or needs_cupy(block) or block in TRACKERS:
             continue
-        if "from mpi4py import MPI\n" in block:
+        if "from mpi4py import MPI\n" in block or "import torch.distributed" in block:
             found.append("")
         found[-1] += block
     return found
@@ -152,9 +155,9 @@ def scripts(page):
 TRACKERS = [block for block in python(WATCHING) if "def log(record)" in block]
 EXAMPLES = [script for page in pages.PAGES for script in scripts(page)]
 OPTIONS = [block for page in pages.PAGES for block in python(page) if calls(block)]
-ALL_OF_THEM = """
+ALL_OF_THEM = f"""
 import runpy, sys
-
+{launch.LIKE_TORCHRUN}
 for script in sys.argv[1:]:
     runpy.run_path(script, run_name="__main__")
 """
@@ -198,7 +201,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 def test_every_block_is_of_a_kind_that_is_tested():
     assert {language for page in pages.PAGES for language, _ in pages.blocks(page)} == KINDS
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 10
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
@@ -225,6 +228,13 @@ def test_examples_options_and_traps_run_on_four_ranks(mpirun, tmp_path):
     said = [re.findall(r"# (\w+Error)", trap) for trap in python(TRAPS)[1:]]
     assert [{*errors} - {None, "RankFailedError"} for errors in raised] == [{*e} for e in said]
     assert sum(map(len, said)) == 8
+
+
+def test_a_ddp_loop_changes_in_ten_lines():
+    before, after = (block.splitlines() for block in python(FROM_DDP)[:2])
+    changed = [line[0] for line in difflib.ndiff(before, after) if line.strip("+- ")]
+    assert "DistributedDataParallel" in "".join(before) and changed.count("-") <= 10
+    assert 0 < changed.count("+") <= 10
 
 
 def test_a_trap_is_followed_by_what_to_do_instead():

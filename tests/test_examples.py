@@ -1,11 +1,11 @@
 """The examples: each runs at a small size, and the page about them is true."""
 
 import ast
-import difflib
 import json
 import re
 import shlex
 
+import launch
 import pages
 import pytest
 
@@ -26,26 +26,15 @@ SMALL = [
     ["ddp_before.py", "--epochs", "1"],
     ["ddp_after.py", "--epochs", "1"],
 ]
-ALL_OF_THEM = """
-import json, os, runpy, socket, sys
-from mpi4py import MPI
-
-comm = MPI.COMM_WORLD
-with socket.create_server(("127.0.0.1", 0)) as server:
-    port = comm.bcast(server.getsockname()[1])
-# As torchrun sets them.
-os.environ |= {"RANK": str(comm.rank), "WORLD_SIZE": str(comm.size)}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+ALL_OF_THEM = f"""
+import json, runpy, sys
+{launch.LIKE_TORCHRUN}
 for sys.argv in json.loads(sys.argv[1]):
     runpy.run_path(sys.argv[0], run_name="__main__")
     comm.Barrier()
     if comm.rank == 0:
         print("== end", "with" if "torch" in sys.modules else "without", "torch", flush=True)
 """
-
-
-def text(name):
-    return (pages.ROOT / "examples" / name).read_text()
 
 
 def needs_cupy(path):
@@ -93,11 +82,3 @@ def test_an_example_is_short_and_says_how_it_is_started(path):
     lines = re.findall(r"^    (\S.*)$", ast.get_docstring(ast.parse(path.read_text())), re.M)
     start = rf"\b(mpiexec -n \d python|torchrun --nproc-per-node \d) {path.name}\b"
     assert any(re.search(start, line) for line in lines), lines
-
-
-def test_the_page_shows_how_the_two_loops_differ():
-    names = "ddp_before.py", "ddp_after.py"
-    before, after = (text(name).splitlines() for name in names)
-    difference = list(difflib.unified_diff(before, after, *names, n=1, lineterm=""))
-    (shown,) = (block for language, block in pages.blocks(PAGE) if language == "diff")
-    assert shown.splitlines() == [line.rstrip() for line in difference]
