@@ -13,6 +13,7 @@ import types
 
 import docstrings
 import launch
+import numpy as np
 import pages
 import pytest
 import recorded
@@ -81,6 +82,36 @@ def test_every_collective_has_a_place_on_their_page():
 def test_the_readme_is_short_and_leads_to_every_page():
     assert len(pages.README.read_text().splitlines()) <= MOST_LINES
     assert {pages.name(page) for page in pages.PAGES[1:]} <= set(pages.links(pages.README))
+
+
+def test_the_readme_s_figures_are_those_of_the_results():
+    benchmarks = pages.ROOT / "benchmarks"
+    results = [
+        json.loads((benchmarks / "results" / f"{name}.json").read_text())
+        for name in ("learning-traces-32", "own-pace-8")
+    ]
+    trained, measured = (each["results"] for each in results)
+    rows = []
+    for each, trace in zip(trained.values(), ("SE", "AR", "ST"), strict=True):
+        steps = np.loadtxt(benchmarks / "traces" / f"bytedance-{trace}.csv", delimiter=",")
+        bound = (1 / steps.mean(axis=0)).mean() * steps.max(axis=1).mean()
+        one = each["Allreduce"]["samples_per_s"]
+        cells = [
+            f"{each[name]['samples_per_s'] / one:.2f}, {each[name]['target_s']:,.0f} s"
+            for name in ("Allreduce", "WAGMA", "own pace", "AD-PSGD")
+        ]
+        rows.append([*cells, f"{bound:.2f}"])
+    for kind in ("random, 6 × slow", "one 4 × slow", "undisturbed"):
+        each = measured[kind]
+        names = ("Allreduce", "common pace", "own pace", "AD-PSGD")
+        cells = [f"{each[name]['over_Allreduce']:.2f}" for name in names]
+        rows.append([*cells, f"{1 / each['Allreduce']['of_bound']:.2f}"])
+    text = pages.README.read_text()
+    table = re.search(r"^\| \| Allreduce .*\n\|-.*\n((?:\|.*\n)+)", text, re.MULTILINE)[1]
+    assert [row.split(" | ")[1:] for row in table.replace(" |\n", "\n").splitlines()] == rows
+    for each in (result["machine"] for result in results):
+        made_on = f"two cores of an {each['processor'].split(' (')[0]}, MPICH 5.0.2, {each['date']}"
+        assert made_on in text and each["cores"] == 2 and each["mpi"].endswith(" 5.0.2")
 
 
 @pytest.mark.parametrize("name", [*METHODS, "wp-sgd"])
@@ -201,7 +232,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 def test_every_block_is_of_a_kind_that_is_tested():
     assert {language for page in pages.PAGES for language, _ in pages.blocks(page)} == KINDS
-    assert len(EXAMPLES) == 10
+    assert len(EXAMPLES) == 9
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
