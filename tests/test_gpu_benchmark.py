@@ -102,6 +102,7 @@ def check_queue(measured):
 
 
 @pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.launch
 @pytest.mark.parametrize("part, name", [("tests", "staged"), ("direct-tests", "shared")])
 def test_tests_of_four_ranks_pass_on_a_driver_that_can_only_what_a_real_one_can(

@@ -1,14 +1,15 @@
 """Build an sdist and from it a wheel; install that in a new environment and run a job with it.
 
-Fails if the sdist lacks a file tracked by git, if the wheel lacks files that users or their
-compilers need, or if the job does not average. Usage: python tools/check_dist.py FOLDER; sdist and
-wheel are written there.
+Fails if the sdist lacks a file tracked by git, if the compiler warns of a module, if the wheel lacks
+files that users or their compilers need, or if the job does not average. Usage: python
+tools/check_dist.py FOLDER; sdist and wheel are written there.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import venv
@@ -92,7 +93,9 @@ def main(folder, elsewhere):
     run(bin / "python", *quiet, "build")
     shutil.rmtree(folder, ignore_errors=True)
     source = copy(elsewhere / "source")
-    run(bin / "python", "-m", "build", "--outdir", folder, source, env=clean, **caught)
+    warned = f"{sysconfig.get_config_var('CFLAGS')} -Wall -Werror -Wno-error=maybe-uninitialized"
+    strict = clean | {"CFLAGS": warned}
+    run(bin / "python", "-m", "build", "--outdir", folder, source, env=strict, **caught)
     [sdist], [wheel] = (list(folder.glob(f"*.{end}")) for end in ("tar.gz", "whl"))
     check_sdist(sdist)
     check_wheel(wheel)
