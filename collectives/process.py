@@ -299,8 +299,10 @@ def add(collective, mode: str) -> None:
 
 
 def _end_without(ended: Identity) -> None:
-    """End the job if the process that has ended was a rank of an open collective."""
+    """End the job if a collective of this rank still needs the process that has ended."""
     for collective in opened():
+        if not collective.native.needs_others():
+            continue
         for rank, process in collective._processes.items():
             if process == ended:
                 said = ""

@@ -319,6 +319,45 @@ def test_a_launcher_that_ends_nothing_is_not_waited_for(job):
     assert re.search(said, result.stderr)
 
 
+def test_the_end_of_a_rank_that_nobody_needs_is_no_death(job):
+    """Rank 1 has left, and ends without MPI_Finalize; rank 0 has begun to leave, and computes."""
+    if is_open_mpi():
+        pytest.skip("Open MPI's mpiexec ends the job when a rank ends without MPI_Finalize")
+    result = job(
+        """
+        import os, threading
+        from collectives import process, witness
+        witness.GRACE = 0.0
+        reported, report = threading.Event(), process._witness._report
+
+        def noted(ended):
+            report(ended)
+            reported.set()
+
+        process._witness._report = noted
+        average = GroupAllreduce(comm, x, group_size=2, sync_period=10)
+        average(x)
+        assert average.native.needs_others()
+        if comm.rank == 1:
+            average.close()
+            comm.recv(source=0)
+            os._exit(0)
+        average.native.begin_close()
+        while average.native.needs_others():
+            time.sleep(0.001)
+        comm.send(None, dest=1)
+        assert reported.wait(20)
+        average.close()
+        print("closed", flush=True)
+        process.remove_segments()  # as MPI_Finalize would, which would wait for rank 1
+        os._exit(0)
+        """,
+        ranks=2,
+        options=("-disable-auto-cleanup",),
+    )
+    assert result.check().stdout == "closed\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT])
 @pytest.mark.parametrize("to", ["ranks", 2])
 def test_ctrl_c_interrupts_a_waiting_call_and_the_job_ends(job, number, to):

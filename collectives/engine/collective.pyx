@@ -181,6 +181,18 @@ cdef class NativeCollective(Driver):
             self.stalls.ask(self)
         return closing
 
+    def needs_others(self):
+        """Return whether this rank could not leave if another one's process ended now.
+
+        It can once all ranks close, and have told each other all that they had to.
+        """
+        cdef bint needs
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            needs = not (self.closed or self.reached(LEFT))
+            pthread_mutex_unlock(&self.lock)
+        return needs
+
     def begin_close(self):
         """Tell the other ranks that this one closes, if that needs no waiting."""
         with nogil:
