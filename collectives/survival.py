@@ -47,12 +47,16 @@ def is_offered() -> bool:
 
 def why_not() -> str | None:
     """Return why no rank of this job can go on without another; None: it can."""
-    if is_offered():
+    if not is_offered():
+        return (
+            "no rank can go on here without another: that needs Open MPI 5 and its own "
+            "`mpiexec --with-ft ulfm`"
+        )
+    from collectives.engine import deaths  # not at the top: it initializes MPI
+
+    if deaths.find_revoke():
         return None
-    return (
-        "no rank can go on here without another: that needs Open MPI 5 and its own "
-        "`mpiexec --with-ft ulfm`"
-    )
+    return "no rank can go on here without another: this MPI library has no MPIX_Comm_revoke"
 
 
 def bound_finalize() -> None:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from torch import nn
 from training import TIMEOUT, metrics, train
 
-from wagma import cli, progress
+from wagma import cli, pauses, progress
 from wagma.compare import directory_name
 from wagma.evaluation import copy_of, evaluate_kept
 from wagma.methods import METHODS
@@ -356,6 +356,22 @@ def test_methods_and_references_end_by_time_and_are_compared(mpirun, tmp_path):
         assert [one["elapsed_s"] for one in summary["evaluations"]] == pytest.approx(
             np.arange(1, 21) / 20
         )
+
+
+def test_a_job_of_long_steps_has_more_time_to_stop(monkeypatch):
+    """Before Slurm's limit; the alarm comes at the same time, however long the steps are."""
+    monkeypatch.setenv(pauses.END_TIME, "2000000000")
+    settings = argparse.Namespace(checkpoint_every=None, time_limit=None, seconds=None)
+    averaging = SimpleNamespace(sync_period=1, version=0)
+    trainer = SimpleNamespace(
+        **{"settings": settings, "options": {}, "some_idle": False, "total": None, "rank": 0},
+        **{"made": 0, "longest": 0.0, "optimizer": SimpleNamespace(collective=averaging)},
+    )
+    signals = SimpleNamespace(received=0, began=0.0)
+    pausing = pauses.Pauses(trainer, MPI.COMM_SELF, signals, settings)
+    assert (2e9 - pausing.deadline, pausing.patience) == (90, 30)
+    trainer.longest = 20.0
+    assert (2e9 - pausing.deadline, pausing.patience) == (150, 90)
 
 
 @pytest.mark.launch

@@ -6,6 +6,8 @@ import signal
 import pytest
 from launch import Signal, is_open_mpi
 
+from collectives import survival
+
 pytestmark = pytest.mark.launch
 
 HEAD = """
@@ -446,3 +448,13 @@ def test_importing_initializes_no_mpi_and_loads_no_torch(job):
         head="",
         ranks=1,
     ).check()
+
+
+def test_without_a_function_that_revokes_no_rank_can_go_on(monkeypatch):
+    from collectives.engine import deaths
+
+    monkeypatch.setenv(survival.SWITCH, "1")
+    monkeypatch.setattr(deaths, "find_revoke", lambda: False)
+    assert survival.why_not() == (
+        "no rank can go on here without another: this MPI library has no MPIX_Comm_revoke"
+    )

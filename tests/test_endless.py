@@ -118,6 +118,25 @@ def test_a_source_that_knows_its_position_is_asked():
     assert next(again) == 5
 
 
+def test_batches_are_asked_for_their_position_only_where_it_is_kept():
+    class Costly(list):
+        asked = 0
+
+        def state_dict(self):
+            self.asked += 1
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    for keeps, asked in ((False, 0), (True, 1)):
+        batches = Costly([1, 2])
+        endless = Endless(batches, "task", keeps_position=keeps)
+        assert endless.peek() == 1
+        assert list(itertools.islice(endless, 5)) == [1, 2, 1, 2, 1]
+        assert batches.asked == asked
+
+
 # Other numbers of ranks
 
 

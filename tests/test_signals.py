@@ -1,5 +1,6 @@
 """What a command does at signals, in one process."""
 
+import math
 import os
 import signal
 import subprocess
@@ -38,6 +39,29 @@ def test_inside_raising_a_signal_interrupts(signals, number):
         os.kill(os.getpid(), number)
         time.sleep(1)
     assert signals.received == number
+
+
+def test_a_block_that_turns_out_to_take_longer_is_left_longer(signals):
+    """Its patience is asked for when it begins, at the signal, and when the alarm comes."""
+    asked = []
+
+    def patience():
+        asked.append(len(asked))
+        return 1e-3 if len(asked) <= 2 else 0.05
+
+    with pytest.raises(job.Interrupted), signals.raising_after(patience, lambda: math.inf):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(20)
+    assert len(asked) >= 4
+
+
+def test_a_deadline_ends_a_block_as_a_signal_does(signals):
+    deadline = time.time() - 1
+    with pytest.raises(job.Interrupted), signals.raising_after(lambda: 1e-3, lambda: deadline):
+        time.sleep(20)
+    with signals.raising_after(lambda: 1e-3, lambda: math.inf):
+        signals.stopped()
+    assert not signals.received
 
 
 def test_what_batch_systems_send_again_is_ignored_for_a_while(signals, monkeypatch):

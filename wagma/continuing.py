@@ -37,9 +37,6 @@ SETTINGS = (
     *("script", "task", *kinds.OWN, "seed"),
     *("batch_size", "accumulate", "optimizer", "lr", "momentum", "weight_decay", "clip_norm"),
 )
-STUCK = (
-    30.0  # seconds after which a rank that cannot stop, since it waits for another, ends the job
-)
 COUNTED = "waiting_s", "communicating_s", "bytes_sent", "staleness"  # in a tally, by a collective
 
 log = logging.getLogger(__name__)
@@ -269,11 +266,13 @@ class Continuing:
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Return a block for the steps, which `Interrupted` ends where a rank cannot stop."""
-        return self.signals.raising_after(STUCK, self.pauses.deadline)
+        pauses = self.pauses
+        return self.signals.raising_after(lambda: pauses.patience, lambda: pauses.deadline)
 
     def give_up(self) -> None:
         """End the job without another checkpoint."""
-        where = f"rank {self.comm.rank} cannot stop: it has waited {STUCK:g} s for other ranks"
+        waited = f"it has waited {self.pauses.patience:.1f} s for other ranks"
+        where = f"rank {self.comm.rank} cannot stop: {waited}"
         remedy = self._how_to_continue()
         complain(f"error: {where}; {remedy or 'there is no checkpoint'}")
         end_job(MPI.COMM_WORLD, self.status if remedy else FAILED)

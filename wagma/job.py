@@ -100,7 +100,8 @@ class Signals:
     def __init__(self) -> None:
         self.received, self.began = 0, time.monotonic()
         self._raise = False
-        self._late: float | None = None
+        # The arguments of `raising_after`, and when its block began.
+        self._late: tuple[Callable[[], float], Callable[[], float], float] | None = None
         self._since = 0.0
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._receive)
@@ -121,8 +122,7 @@ class Signals:
                 signal.raise_signal(number)
             return
         self.received, self._since = number, time.monotonic()
-        if self._late is not None:
-            signal.setitimer(signal.ITIMER_REAL, self._late)
+        self._set_alarm()
         if self._raise:
             raise Interrupted
 
@@ -138,18 +138,21 @@ class Signals:
             self._raise = False
 
     @contextlib.contextmanager
-    def raising_after(self, seconds: float, deadline: float) -> Iterator[None]:
+    def raising_after(
+        self, patience: Callable[[], float], deadline: Callable[[], float]
+    ) -> Iterator[None]:
         """Let the block go on for so long after a signal, and then raise Interrupted in it.
 
+        What the functions return may change meanwhile.
+
         Args:
-            seconds: How long.
-            deadline: A time that counts as a signal, as `time.time` has it; infinite for none.
+            patience: Returns how long, in seconds.
+            deadline: Returns a time that counts as a signal, as `time.time` has it; infinite for
+                none.
         """
-        self._late = seconds
+        self._late = patience, deadline, time.monotonic()
         handler = signal.signal(signal.SIGALRM, self._interrupt)
-        left = min(max(deadline - time.time(), 0.0), 0.0 if self.received else math.inf) + seconds
-        if left < LONGEST:
-            signal.setitimer(signal.ITIMER_REAL, max(left, SHORTEST))
+        self._set_alarm()
         try:
             yield
         finally:
@@ -162,8 +165,24 @@ class Signals:
         self._late = None
         signal.setitimer(signal.ITIMER_REAL, 0)
 
+    def _left(self) -> float:
+        """Return the seconds after which Interrupted is raised in `raising_after`."""
+        if self._late is None:
+            return math.inf
+        patience, deadline, began = self._late
+        now = time.monotonic()
+        asked = min(deadline() - time.time() + now, self._since if self.received else math.inf)
+        return max(asked, began) + patience() - now
+
+    def _set_alarm(self) -> None:
+        left = self._left()
+        if left < LONGEST:
+            signal.setitimer(signal.ITIMER_REAL, max(left, SHORTEST))
+
     def _interrupt(self, number: int, frame: object) -> None:
-        raise Interrupted
+        if self._left() <= 0:
+            raise Interrupted
+        self._set_alarm()
 
 
 def from_rank_0(function: Callable[[], T], comm) -> T:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import math
 import os
 import time
 from contextlib import ExitStack
@@ -28,7 +29,9 @@ if TYPE_CHECKING:  # importing it initializes MPI
 
     from wagma.trainer import Trainer
 
-NEAR = 90.0  # seconds before Slurm ends the job in which it is stopped
+NEAR = 90.0  # seconds before Slurm ends the job in which it is stopped, besides some steps
+STUCK = 30.0  # seconds in which a rank has to stop, besides some steps
+STOPPING = 3  # steps in which all ranks have stopped: the present one, and those of a round
 RARE = 5.0  # seconds between common averages after which ranks do not wait for the next one
 LOOK_EVERY = 0.001  # seconds between two looks of a rank that waits for others
 AWAKE = 100  # looks before it sleeps
@@ -99,7 +102,6 @@ class Pauses:
         settings: the command line's.
 
     Attributes:
-        deadline: when the training is to stop, as `time.time` has it.
         saved_steps: steps of this rank before the last checkpoint.
     """
 
@@ -108,7 +110,7 @@ class Pauses:
     ) -> None:
         self.trainer, self.signals = trainer, signals
         self.every: Every = settings.checkpoint_every or Every()
-        self.deadline = deadline_of(settings, signals.began)
+        self._limit, self._end = limit_of(settings, signals.began), end_of_job()
         self._comm, self._rounds = comm, Rounds(comm)
         self._period = common_period(trainer)
         self._alike = makes_equal_steps(trainer)
@@ -121,6 +123,16 @@ class Pauses:
         self._agreed: Said | None = None
         if len(set(self._comm.allgather(self.trainer.made))) > 1:  # so that ranks end apart
             self._alike, self._period = False, None
+
+    @property
+    def deadline(self) -> float:
+        """When the training is to stop, as `time.time` has it."""
+        return min(self._limit, self._end - NEAR - STOPPING * self.trainer.longest)
+
+    @property
+    def patience(self) -> float:
+        """Seconds in which a rank that is to stop has to come out of its steps."""
+        return STUCK + STOPPING * self.trainer.longest
 
     @property
     def wish(self) -> Said:
@@ -197,20 +209,23 @@ class Pauses:
                 return heard
 
 
-def deadline_of(settings: argparse.Namespace, began: float) -> float:
-    """Return when the training is to stop, as `time.time` has it.
+def limit_of(settings: argparse.Namespace, began: float) -> float:
+    """Return when the time of `--time-limit` is over, as `time.time` has it.
 
     Args:
         settings: the command line's, with `time_limit` in seconds or None.
         began: when the command began, as `time.monotonic` has it.
     """
-    deadlines = [float("inf")]
-    if settings.time_limit is not None:
-        deadlines.append(time.time() - time.monotonic() + began + settings.time_limit)
+    if settings.time_limit is None:
+        return math.inf
+    limit: float = settings.time_limit
+    return time.time() - time.monotonic() + began + limit
+
+
+def end_of_job() -> float:
+    """Return when Slurm ends the job, as `time.time` has it."""
     end = os.environ.get(END_TIME, "")
-    if end.isdigit():
-        deadlines.append(int(end) - NEAR)
-    return min(deadlines)
+    return int(end) if end.isdigit() else math.inf
 
 
 def makes_equal_steps(trainer: Trainer) -> bool:

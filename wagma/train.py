@@ -168,6 +168,8 @@ def make_run(
                 tally.report = getattr(optimizer, "report", dict)()
     except Interrupted:
         if goes_on and not goes_on.complete:
+                if "skipped_of_rank" in tally.report:  # also before this job
+                    tally.report["skipped_of_rank"] = trainer.skipped
             goes_on.give_up()
     except collectives.ClosedError as error:
         closed = error

@@ -59,7 +59,8 @@ class Trainer:
         self.place = min(comm.rank - (self.some_idle and comm.rank > idle), self.trainers - 1)
         self.model, self.batches, self.test = together(
             lambda: contract.prepare(
-                task, self.place, self.trainers, settings.batch_size, settings.seed
+                *(task, self.place, self.trainers, settings.batch_size, settings.seed),
+                keeps_position=getattr(settings, "resumable", False),
             ),
             comm,
         )
@@ -80,6 +81,7 @@ class Trainer:
         self.waited = 0.0  # seconds that the steps so far have waited for other ranks
         self.kept: list[Kept] = []
         self.made = 0  # steps of this rank
+        self.longest = 0.0  # seconds of the longest one in this job, with its average
         self.started: float | None = None
         self.earlier = 0.0  # seconds of the steps before this job
         self.pauses: Pauses | None = None
@@ -127,7 +129,7 @@ class Trainer:
             self.started = self.clock() - self.earlier
         records = deque()
         while self.goes_on(self.made):
-            step = self.made
+            step, began = self.made, self.clock()
             self.stopwatch.start()
             batches = [next(self.batches) for _ in range(self.settings.accumulate)]
             self.stopwatch.loaded()
@@ -143,6 +145,7 @@ class Trainer:
             self.keep_by_time(self.made)
             for result in self.optimizer.results:
                 yield records.popleft() | outcome(result)
+            self.longest = max(self.longest, self.clock() - began)
             if self.pauses is not None and self.pauses.due():
                 break
         if records:
@@ -198,7 +201,16 @@ class Trainer:
         """Return this rank's iteration number after `steps`: higher if it has skipped some."""
         if self.total is not None:
             return self.progress(steps)
-        return steps + getattr(self.optimizer.collective, "skipped", 0)
+        return steps + self.skipped
+
+    @property
+    def skipped(self) -> int:
+        """The iterations that this rank has skipped, also those that it skipped by a checkpoint.
+
+        From a checkpoint all ranks go on at the iteration of the one that was farthest.
+        """
+        averaging = self.optimizer.collective
+        return averaging.version - self.made if hasattr(averaging, "skipped") else 0
 
     def until_all_end(self) -> AbstractContextManager:
         """Return a block for the steps: `join` if ranks will make different numbers of steps."""

@@ -100,7 +100,9 @@ class Prepared(NamedTuple):
     test: Iterable
 
 
-def prepare(task: Task, rank: int, size: int, batch_size: int, seed: int) -> Prepared:
+def prepare(
+    task: Task, rank: int, size: int, batch_size: int, seed: int, *, keeps_position: bool = True
+) -> Prepared:
     """Call a task's functions as the contract says, and check what they return.
 
     Args:
@@ -109,6 +111,7 @@ def prepare(task: Task, rank: int, size: int, batch_size: int, seed: int) -> Pre
         size: The number of ranks.
         batch_size: Samples per rank and batch.
         seed: The job's seed.
+        keeps_position: See `Endless`.
 
     Raises:
         UsageError: A function returned a value that the contract does not allow.
@@ -119,7 +122,7 @@ def prepare(task: Task, rank: int, size: int, batch_size: int, seed: int) -> Pre
         raise UsageError(f"{task.name}: model() returned {a_or_an(model)}, not a torch.nn.Module")
     seed_generators(int(np.random.SeedSequence([seed, RANK_STREAM, rank]).generate_state(1)[0]))
     both = deal(task, rank, size, batch_size, seed)
-    batches, test = Endless(both[0], task.name), both[1]
+    batches, test = Endless(both[0], task.name, keeps_position), both[1]
     first = batches.peek()
     if first is None:
         raise UsageError(f"{task.name}: data() returned no training batches")

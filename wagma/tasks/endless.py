@@ -31,14 +31,16 @@ class Endless:
     Args:
         batches: An iterable, such as a ``DataLoader``.
         name: The task's, for messages.
+        keeps_position: Whether the position may be asked for; the batches are not asked for theirs
+            otherwise.
 
     Raises:
         RuntimeError: When it is drawn from: it can be iterated over only once. If it is empty from
             the beginning, it ends.
     """
 
-    def __init__(self, batches: Iterable[Any], name: str) -> None:
-        self._name = name
+    def __init__(self, batches: Iterable[Any], name: str, keeps_position: bool = True) -> None:
+        self._name, self._keeps_position = name, keeps_position
         self._use(batches)
         self._next: Iterable[Any] | None = None
         self._epoch = self._drawn = 0
@@ -48,7 +50,8 @@ class Endless:
         self._iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
         self._begun: dict[str, Any] | None = None  # the generators at the beginning of the pass
-        self._before = None if self._source is None else self._source.state_dict()
+        asks = keeps_position and self._source is not None
+        self._before = self._source.state_dict() if asks else None
 
     def _use(self, batches: Iterable[Any]) -> None:
         self._batches: Any = batches
@@ -101,7 +104,7 @@ class Endless:
     def _begin(self) -> Iterator[Any]:
         """Begin a pass."""
         self._tell_epoch()
-        if self._source is None:
+        if self._source is None and self._keeps_position:
             self._begun = {"all": generators.states(), "own": own_generator(self._batches)}
         return iter(self._batches)
 
