@@ -20,6 +20,7 @@ HEAD = """
 import os, random, signal, sys, threading
 import torch
 from mpi4py import MPI
+from collectives import RankDiedError
 from wagma import optim
 
 torch.set_num_threads(1)
@@ -151,8 +152,13 @@ def test_ranks_that_have_joined_go_on_as_well(job):
     assert result.check().stdout.count("went on 3 (1,)") == 3
 
 
-def test_the_last_model_of_a_dead_rank_counts_once_and_then_no_more(job):
+@pytest.mark.parametrize("again", [False, True])
+def test_the_last_model_of_a_dead_rank_counts_once_and_then_no_more(job, again):
+    """Also if a rank cannot build anew at first, when another one has."""
     result = job(
+        f"""
+        again = {again}
+        """
         """
         mine = torch.nn.Linear(3, 1, bias=False)
         told = []
@@ -165,6 +171,15 @@ def test_the_last_model_of_a_dead_rank_counts_once_and_then_no_more(job):
             optimizer.step()
 
         step_with(2.0**me)  # published, and not averaged
+        if again and me == 1:
+            build = optimizer._build_again
+
+            def failing(*arguments):
+                optimizer._build_again = build
+                build(*arguments)
+                raise RankDiedError("not yet")
+
+            optimizer._build_again = failing
         MPI.COMM_WORLD.Barrier()
         if me == 2:
             die()
@@ -182,6 +197,58 @@ def test_the_last_model_of_a_dead_rank_counts_once_and_then_no_more(job):
         """,
     )
     assert re.search(r"of rank 2, at most the step after its step 1\b", result.check().stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("WAGMA", {"correction": "control-variates", "average_state": True}),
+        ("LocalSGD", {"correction": "control-variates", "sync_period": 3}),
+        ("WAGMA", {"overlap": True}),
+        ("Allreduce", {}),
+    ],
+)
+def test_a_step_without_finite_gradients_in_which_a_rank_dies_spoils_nothing(job, name, options):
+    """Rank 1 dies when it has published what it made of them; rank 2 goes on from the others'."""
+    result = job(
+        f"""
+        mine, optimizer, told = make({name!r}, **{options!r})
+        """
+        """
+        survival = optimizer._survival
+        for step in range(40):
+            optimizer.zero_grad()
+            loss = mine(torch.randn(8, 64)).square().mean()
+            (loss * float("nan") if step == 8 and me in (1, 2) else loss).backward()
+            if (me, step) == (1, 8):
+                publish = survival.publish
+                survival.publish = lambda memory: (publish(memory), die())
+            optimizer.step()
+        assert (told[0].dead, told[0].counted) == ((1,), ()), told
+        checked(mine, optimizer, 40)
+        print("went on", optimizer.comm.size, flush=True)
+        """,
+    )
+    assert result.check().stdout.count("went on 3") == 3
+
+
+def test_ranks_at_their_own_pace_go_on_as_well(job):
+    result = job(
+        """
+        mine, optimizer, told = make("WAGMA", pace="own", sync_period=4)
+        with optimizer.join():
+            for step in range(40 + 20 * me):
+                if (me, step) == (2, 30):
+                    die()
+                optimizer.zero_grad()
+                mine(torch.randn(8, 64)).square().mean().backward()
+                optimizer.step()
+        assert told[0].dead == (2,) and told[0].behind == 0, told
+        checked(mine, optimizer, None)
+        print("went on", optimizer.comm.size, flush=True)
+        """,
+    )
+    assert result.check().stdout.count("went on 3") == 3
 
 
 def test_wagma_train_goes_on_with_the_data_of_the_dead(mpirun, tmp_path):

@@ -867,6 +867,9 @@ class Averaging(Wrapper):
     def _build_again(self, survival: Survival, own: list[torch.Tensor], size: int) -> Recovery:
         """Do what `_rebuild` says, or raise what a collective or MPI raises."""
         comm = survival.survivors.comm
+        if not recovery.dead:  # an agreement can fail although all live, by an error that is late
+            log.debug("went on with the same ranks: %s", recovery)
+            return
         facts, dead = survival.gather(getattr(self, "total_steps", 0.0))
         readers = survival.estates(dead) if self._published else {}
         newest = survival.done == max(each.done for each in facts)
@@ -884,6 +887,7 @@ class Averaging(Wrapper):
         self.collective = self._make_collective(comm, **self._arguments_for(comm.size))
         self.collective._is_abandoned = True
         version = max(each.steps for each in facts)
+        survival.settle()
         total = max(each.total for each in facts)
         self._go_on_from({"version": version, "total": total, "ranks": comm.size})
         self._changed()
@@ -901,7 +905,6 @@ class Averaging(Wrapper):
             0.0,
         )
         comm.Barrier()
-        survival.members = [each.identity for each in facts]
         return recovery
 
     def _arguments_for(self, size: int) -> dict[str, Any]:

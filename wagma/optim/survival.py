@@ -74,6 +74,8 @@ class Survival:
         survivors: the ranks that go on.
         members: who they are: their ranks at first, by their ranks now.
         identity: this rank at first.
+        size_at_first: how many there were.
+        lets_through: whether errors in calls are not for the call itself to cope with.
         steps: the steps of this rank, with the one whose average it is in.
         done: those whose average it has.
         behind: the steps that it makes without an average, to get where others are.
@@ -89,8 +91,9 @@ class Survival:
         told: Callable[[Recovery], object] | None,
     ):
         self.survivors = Survivors(comm)
-        self.members = list(range(comm.size))
-        self.identity = comm.rank
+        self.members = self._living = list(range(comm.size))
+        self.size_at_first, self.identity = comm.size, comm.rank
+        self.lets_through = False
         self.told = told
         self.last = LastModels(self.survivors.comm, memory)
         self.steps = self.done = self.behind = 0
@@ -121,15 +124,22 @@ class Survival:
         """Return what all ranks tell, and who has died; collective."""
         mine = Facts(self.identity, self.steps, self.done, total, self.joins, self.completed)
         facts = self.survivors.comm.allgather(mine)
-        alive = {each.identity for each in facts}
-        return facts, [each for each in self.members if each not in alive]
+        self._living = [each.identity for each in facts]
+        return facts, [each for each in self.members if each not in self._living]
+
+    def settle(self) -> None:
+        """Note that all that live have gone on, so that no rank of before is asked about again."""
+        self.members = self._living
 
     def estates(self, dead: list[int]) -> dict[int, tuple[int, int]]:
         """Return which rank counts the last model of each dead one, and of which step that is.
 
-        It is collective; a dead rank whose memory no rank has mapped is not in the dict.
+        It is collective; a dead rank whose memory no rank has mapped is not in the dict, nor one
+        whose model is not finite.
         """
-        known = {each: last[0] for each in dead if (last := self.last.of(each))}
+        known = {
+            each: last[0] for each in dead if (last := self.last.of(each)) and are_finite(last[1])
+        }
         readers: dict[int, tuple[int, int]] = {}
         for rank, of_rank in enumerate(self.survivors.comm.allgather(known)):
             for each, step in of_rank.items():
@@ -152,6 +162,11 @@ class Survival:
         return "; ".join(parts)
 
 
+def are_finite(vectors: list[torch.Tensor]) -> bool:
+    """Return whether all numbers of these vectors are finite."""
+    return all(bool(vector.isfinite().all()) for vector in vectors)
+
+
 @torch.no_grad()
 def average(
     comm: MPI.Intracomm, memory: list[torch.Tensor], models: list[list[torch.Tensor]]
@@ -168,7 +183,7 @@ def average(
     """
     from mpi4py import MPI
 
-    models = [each for each in models if all(bool(v.isfinite().all()) for v in each)]
+    models = [each for each in models if are_finite(each)]
     count = comm.allreduce(len(models))
     if count == 0:
         return
