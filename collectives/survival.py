@@ -146,18 +146,30 @@ class Survivors:
 
         It waits, asleep, until every rank has called it or its process has ended.
         """
+        return bool(self._common(int(wish)))
+
+    def hear(self, bits: int) -> int | None:
+        """Return the bits, at most 30, that any rank says; collective as `agree`, which it meets.
+
+        None: a rank says in `agree` that it does not wish so.
+        """
+        unsaid = self._common(~(bits << 1))
+        return ~unsaid >> 1 if unsaid & 1 else None
+
+    def _common(self, bits: int) -> int:
+        """Return the bits that all ranks that live have in common: see `agree`."""
         from mpi4py import MPI
 
         while True:
             self.comm.Ack_failed(self.comm.size)
-            flag = array("i", [wish])
+            flag = array("i", [bits])
             request = self.comm.Iagree(flag)
             try:
                 while not request.Test():
                     time.sleep(ASLEEP)
             except MPI.Exception:  # the end of a process that was not acknowledged; on all ranks
                 continue
-            return bool(flag[0])
+            return flag[0]
 
     def revoke(self) -> None:
         """End all communication there, on all ranks."""

@@ -189,6 +189,28 @@ def test_a_distributed_sampler_goes_on_in_its_order(before, between, after):
     assert sorted(drawn) == list(range(96))
 
 
+@pytest.mark.parametrize("after", [3, 4])
+def test_what_ranks_have_drawn_that_have_died_is_left_out(after):
+    """Ranks 0 to 2 know only that there were four; each has drawn as much as they."""
+    numbers = TensorDataset(torch.arange(96))
+
+    def ranks(size):
+        samplers = [DistributedSampler(numbers, size, rank, shuffle=False) for rank in range(size)]
+        return [Endless(DataLoader(numbers, 2, sampler=each), "task") for each in samplers]
+
+    everyone = ranks(4)
+    for endless in everyone:
+        list(itertools.islice(endless, 5))
+    positions = [endless.state_dict() for endless in everyone[:3]]
+    rest = ranks(after)
+    for rank, endless in enumerate(rest):
+        endless.deal(positions, rank, after)
+    drawn = [
+        each for endless in rest for (batch,) in itertools.islice(endless, 3) for each in batch
+    ]
+    assert sorted(drawn) == list(range(40, 40 + 6 * after))
+
+
 def test_other_loaders_begin_the_pass_anew_and_say_so(caplog):
     endless = Endless(listed(), "task")
     list(itertools.islice(endless, 3))

@@ -7,6 +7,8 @@ import launch
 import pytest
 from launch import ULFM
 
+from wagma.checkpoint import files
+
 pytestmark = pytest.mark.launch
 
 
@@ -21,7 +23,8 @@ import os, random, signal, sys, threading
 import torch
 from mpi4py import MPI
 from collectives import RankDiedError
-from wagma import optim
+from wagma import checkpoint, optim
+from wagma.checkpoint import saving
 
 torch.set_num_threads(1)
 comm = MPI.COMM_WORLD
@@ -251,7 +254,45 @@ def test_ranks_at_their_own_pace_go_on_as_well(job):
     assert result.check().stdout.count("went on 3") == 3
 
 
+def test_checkpoints_are_saved_by_those_that_are_left(job, tmp_path):
+    """Ranks die in an average for a checkpoint, before its directory is made, and while writing."""
+    result = job(
+        f"""
+        directory = {str(tmp_path)!r}
+        """
+        """
+        mine, optimizer, told = make("WAGMA")
+        saver = checkpoint.Saver(directory, optimizer, keep=9)
+        dies_at = {3: (2, optimizer, "_settle"), 2: (4, saver, "_make_directory"),
+                   0: (6, saving, "save_file")}
+        for number in range(1, 9):
+            for _ in range(5):
+                optimizer.zero_grad()
+                mine(torch.randn(8, 64)).square().mean().backward()
+                optimizer.step()
+            save, owner, name = dies_at.get(me, (0, None, None))
+            if number == save:
+                setattr(owner, name, lambda *arguments, **options: die())
+            saver.begin(step=5 * number, number=number)
+        assert saver.finish().name == "000007-step-40"
+        assert [each.dead for each in told] == [(3,), (2,), (0,)], told
+        optimizer.close()
+        print("saved", flush=True)
+        """,
+    )
+    assert result.check().stdout == "saved\n"
+    saved = {}
+    for path in files.found(tmp_path):
+        manifest = files.read_json(path / files.MANIFEST)
+        files.check(path, manifest, manifest["files"])
+        assert manifest["ranks_at_first"] == 4
+        saved[manifest["step"]] = manifest["ranks"]
+    # The one of step 30 died with rank 0, that was writing it.
+    assert saved == {5: 4, 10: 3, 15: 3, 20: 2, 25: 2, 35: 1, 40: 1}
+
+
 def test_wagma_train_goes_on_with_the_data_of_the_dead(mpirun, tmp_path):
+    """And saves checkpoints, from which as many ranks continue as are left."""
     script = tmp_path / "task.py"
     script.write_text(
         """
@@ -274,24 +315,42 @@ def data(rank, size, batch_size, seed):
 def loss(model, batch):
     global calls
     calls += 1
-    if calls == 20 and os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    if calls == 20 and os.environ.get("DIES") == os.environ["OMPI_COMM_WORLD_RANK"]:
         os.kill(os.getpid(), signal.SIGKILL)
     return (model(batch[0]) - batch[1]).square().mean()
 """
     )
-    result = mpirun(
-        3,
-        *("-m", "wagma", "train", "--script", script, "--steps", "60", "--survive", "scale"),
-        *("--runs-dir", tmp_path, "--name", "one", "--sync-period", "4"),
-        timeout=60,
-        options=ULFM,
-    ).check()
+    words = ["-m", "wagma", "train", "--script", script, "--survive", "scale", "--timeline"]
+    words += ["--runs-dir", tmp_path, "--name", "one", "--sync-period", "4"]
+    more = ["--steps", "60", "--checkpoint-every", "25"]
+    result = mpirun(3, *words, *more, timeout=60, options=ULFM, env={"DIES": "0"}).check()
     assert {"dealt 0 of 2", "dealt 1 of 2"} <= set(result.stdout.splitlines())
     summary = json.loads((tmp_path / "one" / "summary.json").read_text())
     (recovery,) = summary["recoveries"]
     assert recovery["dead"] == [0] and recovery["size"] == 2
     assert summary["steps_of_rank"] == [60, 60]
     assert "rank 0 of 3 has died" in result.stderr
+    drawn = mpirun(None, "-m", "wagma", "timeline", tmp_path / "one", timeout=60).check()
+    assert "events of 3 ranks" in drawn.stdout  # also what the dead one did
+    newest = files.found(tmp_path / "one" / "checkpoints")[0]
+    assert newest.name == "000003-step-60"
+    manifest = files.read_json(newest / files.MANIFEST)
+    assert (manifest["ranks"], manifest["ranks_at_first"]) == (2, 3)
+    more = ["--steps", "80", "--resume"]
+    result = mpirun(2, *words, *more, timeout=60, options=ULFM).check()
+    assert "continuing from" in result.stdout
+    # As on another number of ranks: what ranks 1 and 2 had recorded is not that of ranks 0 and 1.
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    assert summary["steps_of_rank"] == [20, 20]
+    before = {path.name for path in (tmp_path / "one" / "until-step-60").iterdir()}
+    assert before == {"rank-0000.jsonl", "rank-0001.jsonl", "rank-0002.jsonl"}
+
+
+def test_ranks_of_unequal_steps_go_on_without_checkpoints_only(mpirun):
+    words = ("-m", "wagma", "train", "--survive", "--checkpoint-every", "9", "--seconds", "1")
+    result = mpirun(None, *words, timeout=60)
+    assert result.returncode == 2
+    assert "with checkpoints not allowed with argument --seconds" in result.stderr
 
 
 def test_without_survive_the_job_ends_with_the_reason(job):

@@ -24,7 +24,7 @@ from wagma.checkpoint.state import Unchanging
 from wagma.commands.checkpoints import LATEST
 from wagma.evaluation import Kept
 from wagma.job import FAILED, Signals, UsageError, complain, from_rank_0, together
-from wagma.pauses import Pauses, Said
+from wagma.pauses import Pauses, PausesOfSurvivors, Said
 from wagma.runs import JsonLines, Tally, in_json, job_numbers, metrics_file
 from wagma.tasks import kinds
 
@@ -92,11 +92,12 @@ class Continuing:
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise UsageError("checkpoints need MPI's THREAD_MULTIPLE")
         settings = trainer.settings
-        self.trainer, self.tally, self.run, self.comm = trainer, tally, run, comm
+        self.trainer, self.tally, self.run = trainer, tally, run
         self.status, self.recorded = settings.requeue, 0
         self.complete = self.stopped = False
         self.resumed: list[dict[str, Any]] = []
         self.newest: Path | None = None
+        self._is_writing = False
         from_rank_0(self._try_to_write, comm)
         compared = {name: getattr(settings, name, None) for name in SETTINGS}
         self.saver = checkpoint.Saver(
@@ -106,8 +107,14 @@ class Continuing:
             settings=json.loads(in_json(compared)),
         )
         self.signals = signals
-        self.pauses = trainer.pauses = Pauses(trainer, comm, signals, settings)
+        kind = PausesOfSurvivors if settings.survive else Pauses
+        self.pauses = trainer.pauses = kind(trainer, comm, signals, settings)
         last_words.append(self._how_to_continue)
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """The ranks that train together."""
+        return self.trainer.optimizer.comm
 
     def _try_to_write(self) -> None:
         folder = self.run / FOLDER
@@ -137,13 +144,15 @@ class Continuing:
         if found is None:
             return
         self.newest = found.path
-        alike = found.ranks == self.comm.size
+        alike = found.ranks == found.ranks_at_first == self.comm.size
         states = generators.states(trainer.device)
         self._go_on_with_data(found, alike)
         if trainer.scheduler is not None:
             trainer.scheduler.load_state_dict(found["scheduler"])
         generators.restore(states, trainer.device)
-        trainer.made = found["steps"] if alike else found.step * trainer.trains
+        # Those that survive others make equal steps.
+        own = alike and not trainer.settings.survive
+        trainer.made = found["steps"] if own else found.step * trainer.trains
         trainer.earlier = found["elapsed_s"]
         trainer.scheduled = found["scheduled"]
         trainer.kept = [Kept(*each) for each in found["kept"]]
@@ -212,28 +221,35 @@ class Continuing:
         Args:
             metrics: the file to which the records are written.
         """
+        optimizer = self.trainer.optimizer
         # What has come while the job was set up stops it at once.
-        stops = any(self.comm.allgather(bool(self.pauses.wish & Said.STOP)))
+        why = self.pauses.said_by_all(self.pauses.wish & Said.STOP)
         while True:
-            why = Said.STOP
-            if not stops:
+            if not why:
                 yield from self.trainer.steps()
                 why = self.pauses.meet()
-            if why & Said.STOP or not why:
+            ends = bool(why & Said.STOP or not why)
+            if ends:
                 self.signals.stopped()
-            new = self.trainer.made != self.pauses.saved_steps
-            if self.newest is None or any(self.comm.allgather(new)):
-                self._save(metrics)
+            optimizer._carried_out(lambda ends=ends: self._save_what_is_new(metrics, ends))
             self.pauses.saved()
-            if why & Said.STOP or not why:
-                self._finish()
+            if ends:
                 self.complete, self.stopped = True, bool(why)
                 return
+            why = Said(0)
+
+    def _save_what_is_new(self, metrics: JsonLines, ends: bool) -> None:
+        """Save a checkpoint unless there is one of these steps, maybe wait for it; collective."""
+        new = self.trainer.made != self.pauses.saved_steps
+        new |= not self._finish() or self.newest is None
+        if any(self.comm.allgather(new)):
+            self._save(metrics)
+        if ends:
+            self._finish()
 
     def _save(self, metrics: JsonLines) -> None:
         """Begin to write a checkpoint; collective."""
         trainer = self.trainer
-        self._finish()  # the one before
         counts = copy.copy(self.tally)
         counts.add_averaging(trainer.optimizer.collective.statistics())
         state = {
@@ -250,15 +266,25 @@ class Continuing:
         }
         try:
             self.saver.begin(**state)
+            self._is_writing = True
         except (checkpoint.CheckpointError, TypeError) as error:
             self._warn(error)
 
-    def _finish(self) -> None:
-        """Wait for the checkpoint that is being written; the training survives its failure."""
+    def _finish(self) -> bool:
+        """Wait for the checkpoint that is being written; the training survives its failure.
+
+        Returns:
+            Whether that was not lost with a rank.
+        """
+        path, lost = None, False
         try:
-            self.newest = self.saver.finish() or self.newest
+            path = self.saver.finish()
+            lost = self._is_writing and path is None
         except checkpoint.CheckpointError as error:
             self._warn(error)
+        self._is_writing = False
+        self.newest = path or self.newest
+        return not lost
 
     def _warn(self, error: Exception) -> None:
         if self.comm.rank == 0:

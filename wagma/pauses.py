@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import enum
+import functools
 import math
+import operator
 import os
 import time
 from contextlib import ExitStack
@@ -117,10 +119,18 @@ class Pauses:
         self._together_at = time.monotonic()  # when all ranks have averaged last
         self.saved()
 
-    def saved(self) -> None:
-        """Count steps and seconds from now on until the next checkpoint; collective."""
+    def said_by_all(self, mine: Said) -> Said:
+        """Return what ranks say, each something, all together; collective."""
+        said: Said = functools.reduce(operator.or_, self._comm.allgather(mine))
+        return said
+
+    def _count_anew(self) -> None:
         self._saved_at, self.saved_steps = time.monotonic(), self.trainer.made
         self._agreed: Said | None = None
+
+    def saved(self) -> None:
+        """Count steps and seconds from now on until the next checkpoint; collective."""
+        self._count_anew()
         if len(set(self._comm.allgather(self.trainer.made))) > 1:  # so that ranks end apart
             self._alike, self._period = False, None
 
@@ -142,7 +152,7 @@ class Pauses:
             wish |= Said.STOP
         since = time.monotonic() - self._saved_at
         # One rank measures, so that all mean the same time.
-        seconds = self.every.seconds if self.trainer.rank == 0 else None
+        seconds = self.every.seconds if self.trainer.optimizer.comm.rank == 0 else None
         if seconds is not None and since >= seconds:
             wish |= Said.SAVE
         steps = self.trainer.made - self.saved_steps
@@ -207,6 +217,38 @@ class Pauses:
             assert heard is not None
             if heard & WISHES or not heard & Said.GOING:
                 return heard
+
+
+class PausesOfSurvivors(Pauses):
+    """The pauses of ranks that go on without others, and make equal steps.
+
+    All agree, by what survives deaths, after each of their common averages, in which they have
+    waited for each other anyway; and when they pause. So they always pause after the same step.
+    """
+
+    def said_by_all(self, mine: Said) -> Said:
+        """Return what ranks say, each something, all together; collective."""
+        return Said(self.trainer.optimizer._heard(int(mine)))
+
+    def saved(self) -> None:
+        """Count steps and seconds from now on until the next checkpoint."""
+        self._count_anew()
+
+    def due(self) -> bool:
+        """Return whether this rank pauses after the step that it has made."""
+        if self.at_count():
+            return True
+        # After a recovery a rank makes steps of which others have made the averages.
+        if self._period and not self.trainer.made % self._period:
+            heard = self.said_by_all(self.wish | Said.GOING)
+            self._agreed = heard if heard & WISHES else None
+        return self._agreed is not None
+
+    def meet(self) -> Said:
+        """Return why all ranks pause after this step: 0 if they have made all; collective."""
+        if self._agreed is not None:
+            return self._agreed
+        return self.said_by_all(self.wish | (Said.AT_COUNT if self.at_count() else Said(0)))
 
 
 def limit_of(settings: argparse.Namespace, began: float) -> float:

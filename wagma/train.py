@@ -119,8 +119,10 @@ def timeline_recorded(settings: argparse.Namespace, run: Path, comm: MPI.Comm) -
         yield
         return
     with ExitStack() as stack:
+        # Where ranks may have died, clocks are compared by their collectives only.
+        record = timeline.begun if getattr(settings, "survive", None) else timeline.recorded
         try:
-            stack.enter_context(timeline.recorded(run, comm))
+            stack.enter_context(record(run, comm))
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(f"argument --timeline: {error}") from error
         yield
@@ -166,10 +168,10 @@ def make_run(
             with signals.raising():
                 trained = evaluate(trainer)
                 tally.report = getattr(optimizer, "report", dict)()
-    except Interrupted:
-        if goes_on and not goes_on.complete:
                 if "skipped_of_rank" in tally.report:  # also before this job
                     tally.report["skipped_of_rank"] = trainer.skipped
+    except Interrupted:
+        if goes_on and not goes_on.complete:
             goes_on.give_up()
     except collectives.ClosedError as error:
         closed = error

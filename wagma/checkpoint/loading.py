@@ -35,6 +35,7 @@ class Loaded:
         path: its directory.
         step: the step in its name.
         ranks: number of ranks that saved it.
+        ranks_at_first: number of ranks with which their job had begun; some may have died.
         more: dict of this rank's further values, by name; of objects with a state, that state. On
             another number of ranks P, rank r has those of rank r mod the number that saved it.
         others: by rank, the same of the ranks of which this one has read the parts; together the
@@ -44,6 +45,7 @@ class Loaded:
     path: Path
     step: int
     ranks: int
+    ranks_at_first: int
     more: dict[str, Any]
     others: dict[int, dict[str, Any]] = field(repr=False)
 
@@ -121,7 +123,7 @@ def compare(
             f"{path} has format {manifest['format']}: wagma {__version__} reads format "
             f"{files.FORMAT}, so continue with the version that wrote it"
         )
-    same = manifest["ranks"] == optimizer.collective.size
+    same = manifest["ranks"] == manifest["ranks_at_first"] == optimizer.collective.size
     saved = manifest["settings"]
     for name, value in {**settings, **settings_of(optimizer)}.items():
         if saved.get(name) != value and (same or name not in BY_RANKS):
@@ -185,7 +187,8 @@ def go_on(
     if comm.rank >= manifest["ranks"]:
         generators.seed_anew(part["generators"], comm.rank)
     others = {rank: each["more"] for rank, each in parts.items()}
-    return Loaded(path, manifest["step"], manifest["ranks"], part["more"], others)
+    step, ranks, at_first = (manifest[name] for name in ("step", "ranks", "ranks_at_first"))
+    return Loaded(path, step, ranks, at_first, part["more"], others)
 
 
 def check_names(path: Path, saved: Mapping[str, Any], names: Iterable[str]) -> None:

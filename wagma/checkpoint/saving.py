@@ -19,6 +19,7 @@ from wagma.checkpoint.files import CheckpointError
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from mpi4py import MPI
     from typing_extensions import Self
 
     from wagma.optim.averaging import Averaging
@@ -95,7 +96,10 @@ class Saver:
             RuntimeError: inside `join` or `averaged`.
             collectives.ClosedError: after the optimizer's `close`.
         """
-        self.finish()
+        self._optimizer._carried_out(lambda: self._begin(more))
+
+    def _begin(self, more: Mapping[str, Any]) -> None:
+        self._finish()
         optimizer = self._optimizer
         if optimizer._inside_join:
             raise RuntimeError(
@@ -120,31 +124,44 @@ class Saver:
         unfinished = self._make_directory(step)
         optimizer._go_on_from(averaging)
         rank, size = optimizer.collective.rank, optimizer.collective.size
-        manifest = {"step": step, "ranks": size, "settings": self._compared()}
+        survival = optimizer._survival
+        at_first = size if survival is None else survival.size_at_first
+        manifest = {"step": step, "ranks": size, "ranks_at_first": at_first}
+        manifest["settings"] = self._compared()
         tensors, tied = state.model_of(optimizer.flat) if rank == 0 else ({}, {})
         self._writing = _Writing(
-            unfinished, rank, part, tensors, {**manifest, "tied": tied}, self.keep
+            *(unfinished, rank, part, tensors, {**manifest, "tied": tied}, self.keep),
+            comm=optimizer.comm,
         )
 
     def finish(self) -> Path | None:
         """Wait until the checkpoint that was begun last is complete; collective.
 
         Returns:
-            Its directory; None: none was begun since the last call.
+            Its directory; None: none was begun since the last call, or ranks have died since, and
+            their parts may be missing.
 
         Raises:
             CheckpointError: it could not be written, on some rank; on all ranks.
         """
-        writing, self._writing = self._writing, None
+        return self._optimizer._carried_out(self._finish)
+
+    def _finish(self) -> Path | None:
+        writing, comm = self._writing, self._optimizer.comm
+        if writing is not None and writing.comm is not comm:
+            writing.give_up()
+            writing = None
         if writing is None:
+            self._writing = None
             return None
-        comm = self._optimizer.comm
         try:
             raise_collectively(comm, writing.part_error())
         except CheckpointError:
             writing.give_up()
+            self._writing = None
             raise
         error = writing.error() if writing.rank == 0 else None
+        self._writing = None
         raise_collectively(comm, error)
         return writing.path
 
@@ -174,9 +191,9 @@ class Saver:
             except OSError as problem:
                 made = CheckpointError(f"cannot write to {self.directory}: {problem.strerror}")
         made = comm.bcast(made)
-        if isinstance(made, CheckpointError):
-            raise made
-        error = None
+        error = made if isinstance(made, CheckpointError) else None
+        raise_collectively(comm, error)
+        assert isinstance(made, Path)
         try:
             there = made.is_dir()
         except OSError:
@@ -211,9 +228,10 @@ def save(
         >>> checkpoint.save("checkpoints", optimizer, epoch=epoch + 1, scheduler=scheduler)
     """
     saver = Saver(directory, optimizer, keep=keep, settings=settings)
-    saver.begin(**more)
-    path = saver.finish()
-    assert path is not None
+    path = None
+    while path is None:  # once, unless ranks die
+        saver.begin(**more)
+        path = saver.finish()
     return path
 
 
@@ -247,6 +265,7 @@ class _Writing:
         tensors: the model, on rank 0.
         manifest: without the files.
         keep: number of checkpoints that are kept.
+        comm: of the ranks that write it.
     """
 
     def __init__(
@@ -257,11 +276,11 @@ class _Writing:
         tensors: dict[str, torch.Tensor],
         manifest: dict[str, Any],
         keep: int,
+        *,
+        comm: MPI.Intracomm,
     ) -> None:
-        self.rank, self.path = (
-            rank,
-            unfinished.with_name(unfinished.name.removeprefix(files.UNFINISHED)),
-        )
+        self.rank, self.comm = rank, comm
+        self.path = unfinished.with_name(unfinished.name.removeprefix(files.UNFINISHED))
         self._unfinished, self._part, self._tensors = unfinished, part, tensors
         self._manifest, self._keep = manifest, keep
         self._written, self._given_up = threading.Event(), threading.Event()

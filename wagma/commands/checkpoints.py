@@ -67,3 +67,17 @@ def check_checkpoints(settings: argparse.Namespace) -> None:
         settings.resume = Path(settings.resume)
     settings.resumable = any(getattr(settings, name) is not None for name in CHECKPOINTING)
     settings.requeue = settings.requeue or REQUEUE
+
+
+def check_survive(settings: argparse.Namespace) -> None:
+    """Refuse checkpoints of ranks that go on without others, and make different steps."""
+    apart = None
+    if settings.algorithm.options.get("pace") == "own":
+        apart = f"--algorithm {settings.algorithm.label}"
+    elif settings.seconds is not None:
+        apart = "--seconds"
+    if settings.survive and settings.resumable and apart:
+        settings.parser.error(
+            f"argument --survive: with checkpoints not allowed with argument {apart}, with which "
+            "ranks make different numbers of steps"
+        )

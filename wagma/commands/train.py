@@ -7,9 +7,9 @@ import importlib.util
 
 from wagma import job
 from wagma.commands.checkpoints import (
-    CHECKPOINTING,
     add_checkpoint_options,
     check_checkpoints,
+    check_survive,
 )
 from wagma.commands.methods import add_shared_options, chosen, completer, listed, resolve
 from wagma.commands.options import (
@@ -120,12 +120,8 @@ def check(settings: argparse.Namespace) -> list[str]:
     (settings.algorithm,) = resolve(settings, [choice], refusal)
     check_limits(settings, [settings.algorithm])
     check_total(settings)
-    if settings.survive:
-        for name in ("timeline", *CHECKPOINTING):
-            if getattr(settings, name):
-                option = name.replace("_", "-")
-                settings.parser.error(f"argument --{option}: not allowed with argument --survive")
     check_checkpoints(settings)
+    check_survive(settings)
     if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
         settings.parser.error("argument --tensorboard: not installed: pip install tensorboard")
     if settings.total_steps is None:

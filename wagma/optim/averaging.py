@@ -19,7 +19,7 @@ import torch
 
 import collectives
 from collectives import process
-from collectives.agreement import counted, raise_collectively
+from collectives.agreement import counted, is_on_all_ranks, raise_collectively
 from collectives.collective import check_comm
 from collectives.meeting import meet
 from collectives.process import load_mpi, place_of
@@ -738,7 +738,7 @@ class Averaging(Wrapper):
         Returns:
             The result, None if there was a recovery; and whether there was one.
         """
-        if self._survival is None:
+        if self._survival is None or self._survival.lets_through:
             return call(), False
         from mpi4py import MPI
 
@@ -763,7 +763,7 @@ class Averaging(Wrapper):
             The result, and the rank's own model, which a recovery replaces.
         """
         survival = self._survival
-        if survival is None:
+        if survival is None or survival.lets_through:
             return call(), own
         result, recovered = self._surviving(call, restore=partial(self._restore, own))
         while recovered:
@@ -773,6 +773,53 @@ class Averaging(Wrapper):
             result, recovered = self._surviving(call, restore=partial(self._restore, own))
         survival.completed += 1
         return result, own
+
+    def _carried_out(self, call: Callable[[], T]) -> T:
+        """Return the result of a call in which all ranks communicate outside of steps; collective.
+
+        If ranks die meanwhile, all that live go on without them, and then make it again, also those
+        that had completed it. No rank may have joined.
+
+        Args:
+            call: uses this optimizer, and its `comm`.
+        """
+        survival = self._survival
+        if survival is None or survival.lets_through or self.closed:
+            return call()
+        from mpi4py import MPI
+
+        while True:
+            own, got = self._save(), list[T]()
+            error: Exception | None = None
+            survival.lets_through = True
+            try:
+                got.append(call())
+            except (collectives.RankDiedError, MPI.Exception) as problem:
+                log.debug("rank %d: %s", self.collective.rank, problem)
+                self.collective.abandon()
+                survival.survivors.revoke()
+            except Exception as problem:
+                if not is_on_all_ranks(problem):
+                    raise
+                error = problem
+            finally:
+                survival.lets_through = False
+            if survival.survivors.agree(bool(got or error)):
+                if error is not None:
+                    raise error
+                return got[0]
+            self._recover(partial(self._restore, own), asked=True)
+
+    def _heard(self, bits: int) -> int:
+        """Return the bits that any rank says; collective, between steps, with `survive`.
+
+        All that live hear the same, also if ranks die meanwhile.
+        """
+        survival = self._survival
+        assert survival is not None
+        while (heard := survival.survivors.hear(bits)) is None:
+            self._recover(lambda: None, asked=True)
+        return heard
 
     @torch.no_grad()
     def _restore_published(self) -> None:
@@ -820,6 +867,9 @@ class Averaging(Wrapper):
             process.end_job(survival.survivors.comm, 1)
             raise
         recovery = replace(recovery, seconds=time.monotonic() - began)
+        if not recovery.dead:  # an agreement can fail although all live, by an error that is late
+            log.debug("went on with the same ranks: %s", recovery)
+            return
         log.log(logging.INFO if self.comm.rank else logging.WARNING, "%s", recovery)
         if survival.told is not None:
             survival.told(recovery)
@@ -837,6 +887,7 @@ class Averaging(Wrapper):
         while not survival.survivors.agree(recovery is not None):
             recovery = self._rebuild(survival, own, size)
         assert recovery is not None
+        survival.settle()
         survival.publish(self._published)
         return recovery
 
@@ -867,9 +918,6 @@ class Averaging(Wrapper):
     def _build_again(self, survival: Survival, own: list[torch.Tensor], size: int) -> Recovery:
         """Do what `_rebuild` says, or raise what a collective or MPI raises."""
         comm = survival.survivors.comm
-        if not recovery.dead:  # an agreement can fail although all live, by an error that is late
-            log.debug("went on with the same ranks: %s", recovery)
-            return
         facts, dead = survival.gather(getattr(self, "total_steps", 0.0))
         readers = survival.estates(dead) if self._published else {}
         newest = survival.done == max(each.done for each in facts)
@@ -887,7 +935,6 @@ class Averaging(Wrapper):
         self.collective = self._make_collective(comm, **self._arguments_for(comm.size))
         self.collective._is_abandoned = True
         version = max(each.steps for each in facts)
-        survival.settle()
         total = max(each.total for each in facts)
         self._go_on_from({"version": version, "total": total, "ranks": comm.size})
         self._changed()

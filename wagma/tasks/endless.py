@@ -123,6 +123,7 @@ class Endless:
             "epoch": self._epoch,
             "drawn": drawn,
             "dealt": self._dealt,
+            "sharers": sharers_of(self._batches),
             "begun": self._begun,
             "peeked": bool(self._peeked),
             "source": source,
@@ -174,6 +175,9 @@ class Endless:
             return
         now = [each for each in positions if each["epoch"] == self._epoch]
         drawn = sum(each["drawn"] for each in now) * self._batches.batch_size
+        sharers = max(each["sharers"] for each in now)
+        if sharers > len(positions):  # the parts of ranks that have died are left out
+            drawn = math.ceil(drawn * sharers / len(positions))
         self._dealt = drawn + max(each["dealt"] for each in now)
         self._tell_epoch()
         self._iterator = iter(rest_of(self._batches, self._dealt))
@@ -245,6 +249,11 @@ def after(batches: Any, count: int) -> Iterator[Any]:
 def is_distributed(batches: Any) -> bool:
     """Return whether these are the batches of a loader that deals a data set to ranks in turn."""
     return is_plain(batches) and isinstance(batches.sampler, DistributedSampler)
+
+
+def sharers_of(batches: Any) -> int:
+    """Return the number of ranks to which a loader deals its data set; 0: not known."""
+    return int(batches.sampler.num_replicas) if is_distributed(batches) else 0
 
 
 def rest_of(batches: Any, dealt: int) -> Any:
