@@ -6,6 +6,8 @@ import sys
 import pages
 import pytest
 
+from wagma.methods import METHODS
+
 pytestmark = pytest.mark.launch
 
 
@@ -20,9 +22,16 @@ def play(*arguments):
 
 def test_a_training_of_one_rank_survives_each_fault():
     """With other algorithms and moments than the first ones would be of more ranks."""
-    ended = play("--ranks", "1", "--runs", "14", "--seed", "0")
+    ended = play("--ranks", "1", "--runs", "19", "--seed", "0")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.endswith("14 runs, 0 failed\n")
+    assert ended.stdout.endswith("19 runs, 0 failed\n")
+    faults = {line.split(" (")[0].split(": ")[1] for line in ended.stdout.splitlines()[:-1]}
+    assert len(faults) == 19
+
+
+def test_the_table_of_faults_has_every_method():
+    ended = play("--table")
+    assert {*METHODS} <= {line.partition(":")[0] for line in ended.stdout.splitlines()}
 
 
 @pytest.mark.extra

@@ -114,7 +114,8 @@ class Continuing:
     @property
     def comm(self) -> MPI.Intracomm:
         """The ranks that train together."""
-        return self.trainer.optimizer.comm
+        comm: MPI.Intracomm = self.trainer.optimizer.comm
+        return comm
 
     def _try_to_write(self) -> None:
         folder = self.run / FOLDER

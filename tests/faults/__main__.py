@@ -2,7 +2,12 @@
 
 No checkpoint may be lost or unreadable, every step is recorded once, no process stays, none hangs,
 and where runs repeat themselves the model is the same, bit for bit. With one rank the jobs are
-children of this process, which starts them ten times as fast.
+children of this process, which starts them ten times as fast. The MPI is that of the environment:
+`make test-openmpi` sets one up for Open MPI, in whose tree build/openmpi this runs as well, and
+there ranks also go on without others.
+
+Successive seeds go through all faults, and all of these through all algorithms: a table is complete
+after as many runs as `--table` prints.
 """
 
 from __future__ import annotations
@@ -22,15 +27,31 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import STARTUP, mpirun
+from launch import STARTUP, ULFM, has_ulfm, mpirun
 
 from wagma.checkpoint import files
 
 from . import job
-from .kinds import DAMAGED, EVERY, HARMLESS, KILLED, KINDS, REFUSED, STEPS, Fault, damage
+from .kinds import (
+    DAMAGED,
+    EVERY,
+    HARMLESS,
+    KILLED,
+    KINDS,
+    OTHERS,
+    REFUSED,
+    STEPS,
+    SURVIVED,
+    Fault,
+    damage,
+)
 
-ALGORITHMS = ("allreduce", "wagma:wait=group", "local-sgd:sync_period=4", "d-psgd", "sgp", "hop")
+REPEATED = ("allreduce", "wagma:wait=group", "local-sgd:sync_period=4", "d-psgd", "sgp", "hop")
 UNREPEATED = ("wagma", "eager-sgd", "ad-psgd", "parameter-server", "partial-reduce", "ripples")
+ALGORITHMS = REPEATED + UNREPEATED
+SURVIVORS = ("allreduce", "wagma:wait=group", "local-sgd:sync_period=4", "wagma")
+# The others may have no part in what they wait for: no call that writes so late, no file to read.
+MUST_KILL = {*KILLED} - {"killed while writing", "killed while resuming"}
 TIMEOUT = 60  # seconds of a job
 ATTEMPTS = 5  # jobs until the training ends
 
@@ -39,12 +60,13 @@ class Failed(Exception):
     """A training did not end as it has to."""
 
 
-def start(ranks, folder, flags, fault=None):
-    """Run a job in a folder, and return its exit status and what it wrote."""
+def start(ranks, folder, flags, fault=None, options=()):
+    """Run a job in a folder, with options of mpiexec; return its exit status and what it wrote."""
     (folder / "task.py").write_text(job.TASK)
     words = ["train", *flags, "--script", "task.py", "--no-straggler-warnings"]
     if ranks > 1:
-        ended = mpirun(ranks, job.__file__, json.dumps(fault), *words, timeout=TIMEOUT, cwd=folder)
+        words = [job.__file__, json.dumps(fault), *words]
+        ended = mpirun(ranks, *words, timeout=TIMEOUT, cwd=folder, options=options)
         return ended.returncode, str(ended)
     return forked(folder, words, fault)
 
@@ -105,11 +127,14 @@ def play(fault, algorithm, ranks, folder, references):
     """Train with a fault, continue to the end, and raise Failed where anything is wrong."""
     flags = flags_of(algorithm, "run")
     checkpoints = folder / "runs" / "run" / "checkpoints"
+    if fault.kind in SURVIVED:
+        survive(fault, ranks, folder, flags)
+        return
     planted = fault
     if fault.kind == "killed while resuming" or fault.kind not in {**KILLED, **HARMLESS}:
         # First a job that is killed, to have something to resume.
         step = max(fault.step, EVERY + 2)
-        start(ranks, folder, flags, Fault("all killed", 0, step, 0, 0.0))
+        start(ranks, folder, flags, Fault("all killed", 0, step, 0, 0.0, 0.0))
         planted = fault if fault.kind in KILLED else None
     if fault.kind in {**DAMAGED, **REFUSED} and len(files.found(checkpoints)) < 2:
         expect(start(ranks, folder, flags), 0, "")  # or there would be none, or none that is good
@@ -129,12 +154,26 @@ def play(fault, algorithm, ranks, folder, references):
     check(fault, algorithm, ranks, folder / "runs" / "run", references)
 
 
+def survive(fault, ranks, folder, flags):
+    """Train with the death of a rank, which the others survive; then go on without a fault."""
+    run = folder / "runs" / "run"
+    fault = fault._replace(step=min(fault.step, STEPS - 9))  # later nobody might survive it
+    expect(start(ranks, folder, [*flags, "--survive"], fault, ULFM), 0, "has died")
+    summary = json.loads((run / "summary.json").read_text())
+    if summary["steps_of_rank"] != [STEPS] * (ranks - 1):
+        raise Failed(f"steps: {summary['steps_of_rank']}")
+    newest = files.found(run / "checkpoints")[0]
+    if not is_good(newest) or not newest.name.endswith(f"-step-{STEPS}"):
+        raise Failed(f"the last checkpoint is {newest}")
+    expect(start(ranks, folder, [*flags, "--steps", str(STEPS + 5)]), 0, "continuing from")
+
+
 def continue_to_the_end(ranks, folder, flags, planted, checkpoints, fault):
     """Start jobs until one ends well; no checkpoint may be lost meanwhile."""
     newest, told = 0, ""
     for _ in range(ATTEMPTS):
         status, told = start(ranks, folder, flags, planted)
-        if planted and planted.kind in ("killed in a step", "all killed") and not status:
+        if planted and planted.kind in MUST_KILL and not status:
             raise Failed("nobody was killed")
         planted = None
         # Those of a killed job that wrote when it ended are complete or not there.
@@ -179,7 +218,7 @@ def check(fault, algorithm, ranks, run, references):
         steps = [json.loads(line)["step"] for line in lines]
         if steps != list(range(first, STEPS)):
             raise Failed(f"rank {rank} has recorded the steps {steps}")
-    if fault.kind in ("nan", "other ranks", "signalled") or algorithm not in ALGORITHMS:
+    if fault.kind in ("nan", "other ranks", "signalled") or algorithm not in REPEATED:
         return
     model = torch.load(run / "model.pt")
     reference = references(algorithm, ranks)
@@ -214,8 +253,14 @@ def main():
     )
     parser.add_argument("--ranks", type=int, default=2, help="2 by default")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="only these")
+    parser.add_argument("--table", action="store_true", help="print what a whole table has")
     settings = parser.parse_args()
-    kinds = [kind for kind in settings.kinds if settings.ranks > 1 or kind != "other ranks"]
+    few = () if settings.ranks > 1 else (*OTHERS, *SURVIVED)
+    few += () if has_ulfm() else (*SURVIVED,)
+    kinds = [kind for kind in settings.kinds if kind not in few]
+    if settings.table:
+        print(f"{len(kinds)} faults x {len(ALGORITHMS)} algorithms", *kinds, *ALGORITHMS, sep="\n")
+        return 0
     if settings.ranks == 1:  # what children would load else
         load_what_jobs_load()
     failed = 0
@@ -223,9 +268,11 @@ def main():
         references = References(Path(place))
         for seed in range(settings.seed, settings.seed + settings.runs):
             generator = random.Random(seed)
-            kind = kinds[seed % len(kinds)]
-            fault = Fault.drawn(generator, settings.ranks, [kind])
-            algorithm = generator.choice(ALGORITHMS + UNREPEATED)
+            row, column = seed % len(kinds), seed // len(kinds)
+            kind = kinds[row]
+            fault = Fault.drawn(generator, settings.ranks, kind)
+            those = SURVIVORS if kind in SURVIVED else ALGORITHMS
+            algorithm = those[(row + column) % len(those)]
             folder = Path(place) / str(seed)
             folder.mkdir()
             outcome, began = "ok", time.monotonic()

@@ -22,7 +22,9 @@ calls = -2  # loss() is called once before the first step, and once for the test
 
 
 def model():
-    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+    made = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+    made.ballast = nn.Parameter(torch.ones(1 << 15))  # so that data take some time in an average
+    return made
 
 
 def data(rank, size, batch_size, seed):
@@ -37,9 +39,8 @@ def loss(model, batch):
     calls += 1
     planted.begins(calls)
     inputs, targets = batch
-    return nn.functional.mse_loss(model(inputs), targets) * (
-        float("nan") if planted.is_nan(calls) else 1.0
-    )
+    error = nn.functional.mse_loss(model(inputs), targets) + model.ballast.square().mean()
+    return error * (float("nan") if planted.is_nan(calls) else 1.0)
 
 
 def scheduler(optimizer):
@@ -51,12 +52,13 @@ def run(fault: list | None, flags: list[str]) -> int:
     """Train in this process, which is a rank, and return the exit status."""
     global planted
     sys.path.insert(0, str(HERE))
+    from collectives.agreement import launched_tasks
     from faults.kinds import Fault, Planted
     from wagma import cli
     from wagma.job import launcher_rank
 
-    made = Fault(*fault) if fault else Fault("none", 0, -1, 0, 0.0)
-    planted = Planted(made, launcher_rank())
+    made = Fault(*fault) if fault else Fault("none", 0, -1, 0, 0.0, 0.0)
+    planted = Planted(made, launcher_rank(), max(launched_tasks()[0], 1))
     sys.modules["__main__"].planted = planted
     try:
         return cli.main(flags)

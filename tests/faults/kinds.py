@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -14,14 +15,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STEPS, EVERY = 24, 5
+# The parts of an average's usual duration in which a rank is killed.
+PARTS = {
+    "killed in activation": (0.0, 0.2),
+    "killed in the data phase": (0.3, 1.0),
+    "killed in an average of all": (0.0, 1.0),
+}
 KILLED = {
     "killed in a step": "a rank is killed some time after it began a step",
+    "killed before activation": "a rank is killed as it begins a step's average",
+    "killed in activation": "a rank is killed soon after it began a step's average",
+    "killed in the data phase": "a rank is killed later in a step's average",
+    "killed after activation": "a rank is killed when a step's average is complete",
+    "killed in an average of all": "a rank is killed in the average of a checkpoint",
     "all killed": "all ranks are killed, each some time after it began a step",
     "killed while writing": "a rank is killed before a call by which it writes to the disk",
     "killed while resuming": "a rank is killed before it reads a file of a checkpoint",
 }
+SURVIVED = {"killed and survived": "a rank is killed at some time, and the others go on (ULFM)"}
 HARMLESS = {
-    "stopped": "a rank is stopped for half a second",
+    "stopped": "a rank is stopped for 5 seconds, or half of one where there is no other",
     "nan": "a rank's loss is NaN in a step",
     "slow disk": "each file takes a tenth of a second more",
     "full disk": "some calls say that no space is left",
@@ -37,7 +50,7 @@ REFUSED = {
     "other version": "the newest checkpoint has a format of a later version",
 }
 OTHERS = {"other ranks": "one rank more continues"}
-KINDS = KILLED | HARMLESS | DAMAGED | REFUSED | OTHERS
+KINDS = KILLED | HARMLESS | DAMAGED | REFUSED | OTHERS | SURVIVED
 
 
 class Fault(NamedTuple):
@@ -49,6 +62,7 @@ class Fault(NamedTuple):
         step: in which it is.
         call: of calls that write or read, the number of the one.
         delay: seconds after the beginning of the step.
+        part: where in an average it is, from 0 to 1.
     """
 
     kind: str
@@ -56,16 +70,18 @@ class Fault(NamedTuple):
     step: int
     call: int
     delay: float
+    part: float
 
     @classmethod
-    def drawn(cls, generator: random.Random, ranks: int, kinds: list[str]) -> Fault:
-        """Draw one."""
+    def drawn(cls, generator: random.Random, ranks: int, kind: str) -> Fault:
+        """Draw one of a kind."""
         return cls(
-            generator.choice(kinds),
+            kind,
             generator.randrange(ranks),
             generator.randrange(1, STEPS),
             generator.randrange(1, 40),
             generator.choice((0.0, generator.uniform(0, 0.01))),
+            generator.random(),
         )
 
 
@@ -74,12 +90,16 @@ class Planted:
 
     Args:
         fault: which one.
-        rank: this process's.
+        rank, size: this process's, and the number of ranks.
     """
 
-    def __init__(self, fault: Fault, rank: int) -> None:
+    def __init__(self, fault: Fault, rank: int, size: int) -> None:
+        self.stop_s = 5 if size > 1 else 0.5
         self.fault, self.is_mine = fault, fault.rank == rank
-        self.calls = 0
+        self.calls = self.step = self.depth = 0
+        self.durations: list[float] = []
+        if self.is_mine and ("activation" in fault.kind or fault.kind in PARTS):
+            self._watch_averages()
         getattr(self, f"_plant_{fault.kind.replace(' ', '_').replace('-', '_')}", self._nothing)()
 
     def _nothing(self) -> None:
@@ -87,21 +107,66 @@ class Planted:
 
     def begins(self, step: int) -> None:
         """Note that a step begins."""
-        kind = self.fault.kind
+        kind, self.step = self.fault.kind, step
         if step != self.fault.step or not (self.is_mine or kind == "all killed"):
             return
-        if kind in ("killed in a step", "all killed"):
+        if kind in ("killed in a step", "all killed", "killed and survived"):
             self._later(signal.SIGKILL)
         elif kind == "signalled":
             self._later(signal.SIGTERM)
         elif kind == "stopped":
-            wake = f"import os, time; time.sleep(0.5); os.kill({os.getpid()}, {signal.SIGCONT})"
-            subprocess.Popen([sys.executable, "-S", "-c", wake])
+            wake = f"time.sleep({self.stop_s}); os.kill({os.getpid()}, {signal.SIGCONT})"
+            subprocess.Popen([sys.executable, "-S", "-c", f"import os, time; {wake}"])
             self._later(signal.SIGSTOP)
 
     def is_nan(self, step: int) -> bool:
         """Return whether the loss of this step is to be NaN."""
         return self.fault.kind == "nan" and self.is_mine and step == self.fault.step
+
+    def _watch_averages(self) -> None:
+        """Have each average of a step, or of a checkpoint, begin and end with this fault."""
+        from collectives import PartialAllreduce
+        from collectives.collective import Collective
+
+        name = "synchronize" if self.fault.kind == "killed in an average of all" else "__call__"
+        kinds: list[type] = [Collective, PartialAllreduce]
+        for kind in kinds:
+            kinds += kind.__subclasses__()
+        for kind in kinds:
+            if name in vars(kind):
+                setattr(kind, name, self._watched(vars(kind)[name]))
+
+    def _watched(self, function: Any) -> Any:
+        """Return an average with the fault."""
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            began, self.depth = time.perf_counter(), self.depth + 1
+            if self.depth == 1:
+                self._average_begins(began)
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.depth -= 1
+                if self.depth == 0:
+                    self.durations.append(time.perf_counter() - began)
+                    is_due = self.step >= self.fault.step
+                    if is_due and self.fault.kind == "killed after activation":
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+        return called
+
+    def _average_begins(self, began: float) -> None:
+        """Be killed in this average if the fault is in it."""
+        kind = self.fault.kind
+        if self.step < self.fault.step:
+            return
+        if kind == "killed before activation":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind in PARTS:
+            first, last = PARTS[kind]
+            usual = statistics.median(self.durations or [1e-3])
+            end = began + usual * (first + (last - first) * self.fault.part)
+            threading.Thread(target=kill_at, args=[end], daemon=True).start()
 
     def _later(self, number: int) -> None:
         """Send this process a signal after the fault's delay."""
@@ -175,6 +240,13 @@ class Planted:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
         self._before(files, "begin", refused)
+
+
+def kill_at(end: float) -> None:
+    """Kill this process at a time, to some microseconds."""
+    while time.perf_counter() < end:
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def damage(fault: Fault, newest: Path) -> None:
