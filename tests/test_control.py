@@ -146,6 +146,7 @@ def test_a_rollout_is_played_once_by_the_policy_of_its_first_step():
     assert len(pending) == 1 and next(batches)._pending is not first[0]._pending
     assert [task.work(batch) for batch in first] == [len(part.returns) for part in parts]
     whole = first[0]._pending.played(policy)
+    assert [batch.played for batch in first] == [len(whole.returns)] + [0] * (len(first) - 1)
     for start in range(0, len(parts), control.PARTS):
         one_pass = torch.cat([part.returns for part in parts[start : start + control.PARTS]])
         assert sorted(one_pass.tolist()) == sorted(whole.returns.tolist())

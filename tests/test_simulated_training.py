@@ -20,7 +20,7 @@ from trainings import compute, digits_task, equal, job, settings
 from collectives import GroupAllreduce
 from wagma.cli import main
 from wagma.job import UsageError
-from wagma.simulation import train
+from wagma.simulation import FREE, train
 from wagma.simulation.core import Simulation
 from wagma.simulation.gradients import Batched
 from wagma.simulation.learning import learn
@@ -362,6 +362,85 @@ def test_times_of_steps_that_cannot_be_are_refused(times, seconds, message):
         train(digits_task(), "wagma", times, job(RANKS, 3).machine, seconds=seconds)
 
 
+def unequal(work=len):
+    """Return a task whose ranks have batches of other lengths in each step."""
+
+    def data(rank, size, batch_size, seed):
+        return [torch.ones(lengths(rank, step), 3) for step in range(STEPS)], [torch.ones(2, 3)]
+
+    def loss(model, batch):
+        return (model(batch) - 1).square().mean()
+
+    return Task("unequal", lambda: nn.Linear(3, 1), data, loss, work=work, unit="lines")
+
+
+def lengths(rank, step):
+    return 1 + (3 * rank + 5 * step) % 7
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_take_longer_by_the_work_of_their_batches(accumulate):
+    of = job(RANKS, STEPS // accumulate)
+    given = {"seconds_per_work": 0.5, "accumulate": accumulate, "lr": 0.01}
+    before = of.step_times.copy()
+    result = train(unequal(), "allreduce", of.step_times, FREE, **given)
+    parts = [[lengths(rank, step) for rank in range(RANKS)] for step in range(STEPS)]
+    work = np.array(parts).reshape(-1, accumulate, RANKS).sum(axis=1)
+    assert result.summary["wall_s"] == pytest.approx((before + 0.5 * work).max(axis=1).sum())
+    assert np.array_equal(of.step_times, before)
+    even = train(unequal(), "allreduce", of.step_times, FREE, accumulate=accumulate, lr=0.01)
+    assert even.losses == result.losses
+
+
+def test_a_rank_whose_batches_are_longer_makes_fewer_steps_in_the_same_time():
+    def data(rank, size, batch_size, seed):
+        return [torch.ones(1 + 4 * rank, 3)], [torch.ones(2, 3)]
+
+    given = {"seconds": 12.0, "seconds_per_work": 1.0}
+    result = train(unequal()._replace(data=data), "ad-psgd", np.ones((12, 2)), FREE, **given)
+    assert result.summary["steps_of_rank"] == [6, 2]
+
+
+@pytest.mark.parametrize(
+    ("task", "label", "error", "message"),
+    [
+        (unequal(None), "wagma", UsageError, r"unequal has no work\(batch\)"),
+        (unequal(lambda batch: -1.0), "wagma", UsageError, r"work\(\) returned -1.0, not 0"),
+        (unequal(lambda batch: np.inf), "wagma", UsageError, r"work\(\) returned inf, not 0"),
+        (unequal(), "allreduce:compute_limit=1", NotImplementedError, "which work adds to"),
+    ],
+)
+def test_work_that_steps_cannot_take_time_by_is_refused(task, label, error, message):
+    with pytest.raises(error, match=message):
+        train(task, label, np.ones((3, 2)), FREE, seconds_per_work=1.0, accumulate=2)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, np.inf, np.nan])
+def test_times_by_work_that_cannot_be_are_refused(seconds):
+    with pytest.raises(ValueError, match="seconds_per_work must be finite, and 0 or more"):
+        train(unequal(), "wagma", np.ones((3, 2)), FREE, seconds_per_work=seconds)
+
+
+def test_the_command_says_by_what_steps_take_longer(tmp_path, capsys):
+    script = tmp_path / "of_lengths.py"
+    script.write_text(
+        "import torch\n"
+        "def model(): return torch.nn.Linear(3, 1)\n"
+        "def data(rank, size, batch_size, seed):\n"
+        "    return [torch.ones(1 + rank, 3)], [torch.ones(2, 3)]\n"
+        "def loss(model, batch): return (model(batch) - 1).square().mean()\n"
+        "def work(batch): return len(batch)\n"
+    )
+    arguments = ["simulate", "--train", "--script", str(script), "--ranks", "3", "--steps", "5"]
+    arguments += ["--algorithms", "allreduce", "--runs-dir", str(tmp_path), "--name", "mine"]
+    arguments += ["--step-times", "constant", "--step-time", "10", "--step-time-per-work", "20"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "# 5 constant steps, each longer by 20 ms × its batches' work, training" in printed
+    record = json.loads((tmp_path / "mine" / "comparison.json").read_text())
+    assert record["runs"]["allreduce"][0]["wall_s"] == pytest.approx(5 * 0.07, rel=0.01)
+
+
 def test_nothing_of_a_training_is_kept():
     kept = []
 
@@ -461,6 +540,7 @@ def test_the_command_compares_and_writes_what_compare_does(tmp_path, capsys):
     [
         (["--seeds", "2"], "argument --seeds: not allowed without --train"),
         (["--shards", "iid"], "argument --shards: not allowed without --train"),
+        (["--step-time-per-work", "1"], "argument --step-time-per-work: not allowed without"),
         (["--train", "--itemsize", "2"], "argument --itemsize: with --train"),
         (["--train", "--seconds", "9", "--evaluate-every", "2"], "argument --evaluate-every"),
         (["--train", "--dedicated-server"], "argument --dedicated-server"),

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from wagma.job import OK, Interrupted, Signals, UsageError, complain
 from wagma.methods import Choice
 from wagma.runs import new_directory, recorded, write_json
 from wagma.simulation import MACHINES, Machine, Result, Settings, simulate, steps
+
+if TYPE_CHECKING:  # it loads torch
+    from wagma.tasks.contract import Task
 
 NAME = 19  # characters of the table's column of names, if none is longer
 DEFAULT_STEP_TIME_MS = 500.0  # also in --help
@@ -96,15 +99,15 @@ def machine_of(settings: argparse.Namespace) -> Machine:
         raise UsageError(f"argument --set: {error}") from error
 
 
-def job_in_words(settings: argparse.Namespace, trained: str = "") -> str:
+def job_in_words(settings: argparse.Namespace, trained: Task | None = None) -> str:
     """Return a description of the job: its steps, its model and the injected delays.
 
     Args:
         settings: the command line's.
-        trained: the name of the task that is trained; "": none is.
+        trained: the task that is trained; None: none is.
     """
     kind = "recorded" if settings.trace else settings.step_times
-    model = f"training {trained}"
+    model = f"training {trained.name}" if trained else ""
     if settings.parameters:
         parameters = "parameter" if settings.parameters == 1 else "parameters"
         size = f"{settings.parameters:,} {parameters} of {counted(settings.itemsize or 4, 'byte')}"
@@ -113,6 +116,9 @@ def job_in_words(settings: argparse.Namespace, trained: str = "") -> str:
         parts = [counted(settings.steps, f"{kind} step"), model]
     else:
         parts = [f"{settings.seconds:g} s of {kind} steps", model]
+    if trained and settings.step_time_per_work_ms:
+        longer = settings.step_time_per_work_ms
+        parts.insert(1, f"each longer by {longer:g} ms × its batches' {trained.unit}")
     if settings.imbalance != "none":
         scale = settings.imbalance_scale
         parts.append(f"imbalance {settings.imbalance}" + (f" × {scale:g}" if scale != 1 else ""))

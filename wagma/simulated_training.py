@@ -64,7 +64,7 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
         for choice in settings.algorithms:
             check_ranks(settings_of(settings, choice), ranks)
     directory = new_directory(settings.runs_dir, settings.name)
-    print(f"# {job_in_words(settings, task.name)}\n# {machine_in_words(settings, machine)}")
+    print(f"# {job_in_words(settings, task)}\n# {machine_in_words(settings, machine)}")
     need = Need.of(settings, task)
     print(f"# {need.in_words(max(settings.ranks))}", flush=True)
     need.check(max(settings.ranks), available())
@@ -117,7 +117,8 @@ def train_all(
         nbytes = settings.parameters and settings.parameters * (settings.itemsize or 4)
         try:
             step_times = step_times_of(drawn, trace, ranks)
-            job = Job(machine, step_times, settings.seconds, nbytes)
+            longer = settings.step_time_per_work_ms / 1000
+            job = Job(machine, step_times, settings.seconds, nbytes, seconds_per_work=longer)
         except (ValueError, OverflowError, MemoryError) as error:
             reason = str(error) or "not enough memory"
             raise UsageError(f"cannot simulate {counted(ranks, 'rank')}: {reason}") from error

@@ -61,6 +61,8 @@ examples:
   wagma simulate --train --ranks 8,64 --algorithms allreduce,wagma --imbalance cloud \\
       --seeds 5 --target 0.9
   wagma simulate --train --script my_task.py --ranks 16 --seconds 60 --slow-rank 3:4
+  wagma simulate --train --task translation --step-times constant --step-time 5 \\
+      --step-time-per-work 0.024
 """
 
 
@@ -190,6 +192,15 @@ def add_trained_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="train a model on the simulated ranks, with the options below; each step takes the "
         "time that the simulation gives it",
+    )
+    training.add_argument(
+        "--step-time-per-work",
+        dest="step_time_per_work_ms",
+        type=not_negative,
+        default=0.0,
+        metavar="MS",
+        help="time that a step takes longer for each unit of its batches' work, such as a token, "
+        "as the task or the script's work(batch) tells it (default: 0)",
     )
     add_learning_options(training)
     add_repetition_options(training)

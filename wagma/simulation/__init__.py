@@ -158,6 +158,7 @@ def train(
     *,
     seconds: float | None = None,
     nbytes: int | None = None,
+    seconds_per_work: float = 0.0,
     batched: bool = True,
     **settings: Any,
 ) -> Learned:
@@ -176,6 +177,9 @@ def train(
         seconds: simulated seconds for which all ranks train; the steps of each must take at least
             as long. None: until all have made all steps.
         nbytes: length in bytes that the model is to have for the network; None: its own.
+        seconds_per_work: seconds that a step takes longer for each unit of its batches' work, such
+            as a token, as the task's `work` tells it: so batches of unequal lengths take unequal
+            times.
         batched: whether the gradients of ranks that compute at the same time may be computed at
             once, by `torch.func.vmap`, if the model allows it; they then differ by rounding from
             those of a real rank. False: where real trainings repeat bit for bit, this one has the
@@ -191,10 +195,12 @@ def train(
     Raises:
         TypeError: there is no such setting.
         ValueError: the algorithm, or an option of it, is invalid.
+        UsageError: steps take time by their work, which the task does not tell.
         NotImplementedError: the method cannot be trained in simulated time.
     """
     from wagma.simulation import learning, ranks  # not at the top: they load torch
 
-    job = ranks.Job(machine, np.asarray(step_times, np.float64), seconds, nbytes)
+    times = np.asarray(step_times, np.float64)
+    job = ranks.Job(machine, times, seconds, nbytes, seconds_per_work=seconds_per_work)
     chosen = learning.settings_of(algorithm, job, settings)
     return learning.learn(chosen, learning.loaded(task, chosen), job, batched=batched)

@@ -43,7 +43,8 @@ cdef class Simulation:
         machine: the `machine.Machine` that they run on. Each of the method's servers is on a node
             of its own, behind those of the ranks.
         step_times: float64 array of shape (iterations, ranks): the seconds that each of a rank's
-            steps takes before its call. A rank that skips iterations makes fewer steps.
+            steps takes before its call. A rank that skips iterations makes fewer steps. If it is
+            in C order it is not copied, and the time of a step may be changed until that begins.
         seconds: when the simulation ends; each rank's steps must take at least as long. None: when
             all applications have made all steps.
         applications: what the ranks do between calls: `computed(rank)` and `returned(rank)` are

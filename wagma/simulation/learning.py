@@ -91,8 +91,16 @@ def learn(
         shown: the display of the progress.
 
     Raises:
-        UsageError: no rank has completed a step in time.
+        UsageError: no rank has completed a step in time, or steps take time by their work, which
+            the task does not tell.
+        NotImplementedError: the method leaves out what takes too long of steps whose time is known
+            only when they begin.
     """
+    if job.seconds_per_work:
+        if task.work is None:
+            raise UsageError(f"{task.name} has no work(batch), by which its steps could take time")
+        if settings.algorithm.options.get("compute_limit") is not None:
+            raise NotImplementedError("its steps are limited in time, which work adds to")
     shown = shown or progress.Silent()
     with closing(shown), threads(1), collected():
         return _learn(settings, task, job, Batched(task).answer if batched else None, shown)

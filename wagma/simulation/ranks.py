@@ -8,6 +8,7 @@ ranks; `Simulation` says when it has the next one.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -52,6 +53,8 @@ class Job:
         nbytes: length of the model, in bytes, that averages are to take the time of; None: that of
             the vectors averaged.
         absolute: whether `step_times` are the times at which steps end, unless they begin later.
+        seconds_per_work: seconds that a step takes longer for each unit of its batches' work, as
+            the task tells it.
 
     Raises:
         ValueError: steps cannot take these times, or end before the job does.
@@ -62,9 +65,14 @@ class Job:
     seconds: float | None = None
     nbytes: int | None = None
     absolute: bool = False
+    seconds_per_work: float = 0.0
 
     def __post_init__(self) -> None:
         steps.check(self.step_times)
+        if not 0 <= self.seconds_per_work < math.inf:
+            raise ValueError(
+                f"seconds_per_work must be finite, and 0 or more, not {self.seconds_per_work}"
+            )
         if self.seconds is not None and not (self.step_times.sum(axis=0) >= self.seconds).all():
             rank = self.step_times.sum(axis=0).argmin()
             raise ValueError(f"the steps of rank {rank} take less than {self.seconds:g} s")
@@ -99,6 +107,9 @@ class Ranks(Generic[T]):
         self.over = False
         self.answer: Callable[[int, dict[int, Any]], None] | None = None
         self._work: dict[int, Any] = {}
+        # The simulation reads a step's time when it begins, and this array until then.
+        self._step_times = np.array(job.step_times, np.float64, order="C")
+        self._steps_begun = [0] * self.size
         # Locks as signals: one wakes each rank's thread, and one the thread that gives turns.
         self._turns = [taken() for _ in range(self.size)]
         self._back = taken()
@@ -256,8 +267,13 @@ class Ranks(Generic[T]):
         """Return the simulated time, in seconds."""
         return 0.0 if self.simulation is None else self.simulation.now
 
-    def compute(self, rank: int, work: Any = None) -> None:
+    def compute(self, rank: int, work: Any = None, longer: float = 0.0) -> None:
         """Compute the next step, at whose end the work may be done: see `answer`.
+
+        Args:
+            rank: which one.
+            work: what `answer` is given.
+            longer: seconds that the step takes in addition to its time in the job.
 
         Raises:
             TimeIsOver: the simulated time is over before that.
@@ -266,6 +282,10 @@ class Ranks(Generic[T]):
             raise TimeIsOver
         assert self.simulation is not None, "a job without a collective has no time"
         self._work[rank] = work
+        step = self._steps_begun[rank]
+        self._steps_begun[rank] += 1
+        if step < len(self._step_times):  # else the simulation refuses it, or its time is over
+            self._step_times[step, rank] += longer
         self.simulation.compute(rank)
         try:
             self.wait(rank)
@@ -312,7 +332,7 @@ class Ranks(Generic[T]):
         if self.simulation is None:
             job = self.job
             self.simulation = Simulation(
-                make(), job.machine, job.step_times, job.seconds, self, job.absolute
+                make(), job.machine, self._step_times, job.seconds, self, job.absolute
             )
         method = self.simulation.method
         if not isinstance(method, kind):

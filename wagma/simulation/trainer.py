@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import math
 from contextlib import AbstractContextManager, nullcontext
 from statistics import mean
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from wagma.evaluation import Kept, State, copy_of
+from wagma.job import UsageError
 from wagma.simulation.gradients import Gradient
 from wagma.simulation.ranks import Communicator
 from wagma.stopwatch import Thread, Used
@@ -42,7 +44,8 @@ class Untimed(Thread):
 class SimulatedTrainer(Trainer):
     """A `Trainer` in simulated time: a step takes the time that the job gives it.
 
-    A gradient is computed when its step ends, with the model that the rank had when it began.
+    A gradient is computed when its step ends, with the model that the rank had when it began; or
+    before, if the step takes time by its work, which some tasks know only then.
 
     Args:
         settings, task, comm: those of `Trainer`.
@@ -67,8 +70,11 @@ class SimulatedTrainer(Trainer):
         count = len(batches)
         if self.limited:
             count = int(self.begun[min(step, len(self.begun) - 1), self.rank])
-        work = Gradient(self, batches[:count])
-        self.ranks.compute(self.rank, work)
+        work, longer = Gradient(self, batches[:count]), 0.0
+        if self.ranks.job.seconds_per_work:
+            work.compute()
+            longer = self.ranks.job.seconds_per_work * self.work_of(batches)
+        self.ranks.compute(self.rank, work, longer)
         self.stopwatch.computed()
         loss = work.compute()
         if self.limited:
@@ -76,6 +82,19 @@ class SimulatedTrainer(Trainer):
             self.optimizer.left_out += len(batches) - count
             loss /= count
         return loss, count
+
+    def work_of(self, batches: list[Any]) -> float:
+        """Return how much work the task says that batches are.
+
+        Raises:
+            UsageError: it says no number of 0 or more.
+        """
+        assert self.task.work is not None  # `learn` has checked that
+        amounts = [float(self.task.work(each)) for each in batches]
+        for amount in amounts:
+            if not 0 <= amount < math.inf:
+                raise UsageError(f"{self.task.name}: work() returned {amount}, not 0 or more")
+        return sum(amounts)
 
     def until_all_end(self) -> AbstractContextManager[None]:
         """Return a block without an effect: all ranks end at the same time, or step."""

@@ -326,14 +326,18 @@ class Minibatch:
         pending: The rollout.
         seed: Of the pass's order.
         number: Of the part, 0 to `PARTS` - 1.
+        first: Whether it is the rollout's first minibatch.
 
     Attributes:
         shape: (n,) with the number of transitions, once they are known; before that, ().
+        played: The number of transitions that are played for it, once they are known: those of the
+            rollout for its first minibatch, 0 for the others.
     """
 
-    def __init__(self, pending: Pending, seed: int, number: int) -> None:
-        self._pending, self._seed, self._number = pending, seed, number
+    def __init__(self, pending: Pending, seed: int, number: int, first: bool) -> None:
+        self._pending, self._seed, self._number, self._first = pending, seed, number, first
         self.shape: tuple[int, ...] = ()
+        self.played = 0
 
     def transitions(self, policy: Policy) -> Rollout:
         """Return its part of the rollout, on the policy's device."""
@@ -341,6 +345,7 @@ class Minibatch:
         order = np.random.default_rng(self._seed).permutation(len(whole.returns))
         chosen = torch.from_numpy(np.array_split(order, PARTS)[self._number])
         self.shape = (len(chosen),)
+        self.played = len(order) if self._first else 0
         return Rollout(*(each[chosen].to(device_of(policy)) for each in whole))
 
 
@@ -362,10 +367,10 @@ class Rollouts:
         environments = Environments(self.settings, self.count, first)
         while True:
             pending = Pending(environments)
-            for _ in range(PASSES):
+            for each in range(PASSES):
                 seed = int(generator.integers(2**32))
                 for number in range(PARTS):
-                    yield Minibatch(pending, seed, number)
+                    yield Minibatch(pending, seed, number, first=each == number == 0)
 
 
 class Trial(NamedTuple):

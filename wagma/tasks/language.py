@@ -47,9 +47,10 @@ class GPT(nn.Module):
 
     Args:
         length: The longest sequence's.
+        layers: Of the Transformer.
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, layers: int = LAYERS) -> None:
         super().__init__()
         self.token = nn.Embedding(END + 1, WIDTH)
         self.position = nn.Embedding(length, WIDTH)
@@ -57,7 +58,7 @@ class GPT(nn.Module):
             WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
         )
         self.blocks = nn.TransformerEncoder(
-            block, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False
+            block, layers, nn.LayerNorm(WIDTH), enable_nested_tensor=False
         )
         self.head = nn.Linear(WIDTH, END + 1)
 

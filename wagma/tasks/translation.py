@@ -65,9 +65,10 @@ class Transformer(nn.Module):
 
     Args:
         pieces: Of the vocabulary.
+        layers: Of the encoder, and of the decoder.
     """
 
-    def __init__(self, pieces: int) -> None:
+    def __init__(self, pieces: int, layers: int = LAYERS) -> None:
         super().__init__()
         self.token = nn.Embedding(pieces, WIDTH)
         nn.init.normal_(self.token.weight, std=WIDTH**-0.5)
@@ -75,9 +76,9 @@ class Transformer(nn.Module):
         encoder = nn.TransformerEncoderLayer(*layer, batch_first=True, norm_first=True)
         decoder = nn.TransformerDecoderLayer(*layer, batch_first=True, norm_first=True)
         self.encoder = nn.TransformerEncoder(
-            encoder, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False
+            encoder, layers, nn.LayerNorm(WIDTH), enable_nested_tensor=False
         )
-        self.decoder = nn.TransformerDecoder(decoder, LAYERS, nn.LayerNorm(WIDTH))
+        self.decoder = nn.TransformerDecoder(decoder, layers, nn.LayerNorm(WIDTH))
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return logits, shape (batch, target length, pieces), of each token's successor.
