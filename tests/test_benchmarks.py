@@ -1,5 +1,6 @@
 """The benchmarks: that one measures and judges, never how fast; and what `compare.py` catches."""
 
+import argparse
 import importlib
 import json
 import subprocess
@@ -358,3 +359,110 @@ def test_the_results_readme_counts_the_figures_that_meet_their_targets():
     met = sum(each["holds"] for each in figures)
     readme = " ".join((BENCHMARKS / "results" / "README.md").read_text().split())
     assert f"{met} figures meet their targets, {len(figures) - met} do not" in readme
+
+
+@pytest.fixture
+def workloads(monkeypatch):
+    for name in ("gymnasium", "sacrebleu", "sentencepiece"):
+        pytest.importorskip(name)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("workloads")
+
+
+def test_the_page_about_workloads_shows_the_tables_of_the_results(workloads):
+    page = (BENCHMARKS.parent / "docs" / "workloads.md").read_text()
+    files = (BENCHMARKS / "results").glob("workloads-[0-9]*.json")
+    found = {of["ranks"]: of for of in (json.loads(each.read_text()) for each in files)}
+    assert workloads.table_of_times(found.pop(workloads.RECORDED)["results"]) in page
+    assert found
+    by_time = (BENCHMARKS / "results").glob("workloads-wall-*.json")
+    for of in [*found.values(), *(json.loads(each.read_text()) for each in by_time)]:
+        for name in of["results"]:
+            assert workloads.table(name, of["ranks"], of["results"]) in page
+
+
+def test_a_line_through_step_times_has_small_relative_residuals(workloads):
+    of = workloads.described(workloads.Timed([1.0, 2.0, 3.0, 10.0], [5.0, 7.0, 9.0, 23.0]))
+    line = of["base_s"], of["per_work_s"], of["residual"]
+    assert line == pytest.approx((3.0, 2.0, 0.0), abs=1e-9)
+    assert (of["median_s"], of["most"]) == (8.0, 23 / 8)
+    slowest = list(of["slowest"].values())
+    assert slowest == sorted(slowest) and slowest[0] > 1 and slowest[-1] == pytest.approx(23 / 11)
+
+
+def test_a_step_that_plays_a_rollout_takes_the_time_of_both(workloads):
+    lines = ("step", 0.25, 2.0), ("rollout", 10.0, 100.0)
+    task, base = workloads.prepared("control", lines)
+    batches, policy = iter(task.data(0, 1, 4, 0)[0]), task.model()
+    first, second = next(batches), next(batches)
+    for each in (first, second):
+        task.loss(policy, each)
+    assert base == 0.25
+    assert task.work(first) == 2 * first.shape[0] + 10 + 100 * first.played
+    assert task.work(second) == 2 * second.shape[0]
+
+
+def test_the_parts_of_steps_are_recorded_with_their_work(workloads):
+    of = workloads.WORKLOADS["control"]
+    steps = 17 - workloads.WARM_UP
+    parts = workloads.record(of.task(), 4, steps)
+    assert len(parts["step"].seconds) == len(parts["step"].work) == steps
+    assert len(parts["rollout"].work) == 1 and min(parts["rollout"].seconds) > 0
+
+
+def run_of(workloads, *losses, rate=1.0):
+    seconds = [float(place) for place in range(1, len(losses) + 1)]
+    bleu = [10 * (3 - each) for each in losses]
+    values = {"seconds": seconds, "loss": list(losses), "bleu": bleu}
+    return {"samples_per_s": rate, "computing": 0.5, "steps": 9, "took_s": 0, **values}
+
+
+def test_the_time_to_a_target_lies_between_two_evaluations(workloads):
+    run = run_of(workloads, 3.0, 2.0, 1.0)
+    assert workloads.time_to(run, "loss", 1.25, rising=False) == pytest.approx(2.75)
+    assert workloads.time_to(run, "loss", 3.0, rising=False) == 1.0
+    assert workloads.time_to(run, "bleu", 5.0, rising=True) == pytest.approx(1.5)
+    assert workloads.time_to(run, "bleu", 21.0, rising=True) == float("inf")
+
+
+def test_the_table_of_a_workload_divides_by_the_first_method_with_the_same_seed(workloads):
+    slow, fast = run_of(workloads, 2.6, 0.5), run_of(workloads, 0.6, 0.5, rate=3.0)
+    never = run_of(workloads, 2.0, 2.0)
+    runs = {
+        "Allreduce": {"0": slow, "1": {**slow, "samples_per_s": 2.0}},
+        "WAGMA": {"0": fast, "1": fast},
+        "SGP": {"0": slow, "1": never},
+        "AD-PSGD": {"1": never},
+    }
+    lines = workloads.table("translation", 4, {"translation": {"runs": runs}}).splitlines()
+    assert lines[0].startswith("| 4 ranks, 2 seeds | throughput, ÷ | computing | s to loss 0.6 |")
+    assert lines[2].startswith("| Allreduce | 1.00 ± 0.00 | 50 % | 1.95 ± 0.00 | 1.00 |")
+    assert lines[3].startswith("| WAGMA | 2.25 ± 1.06 | 50 % | 1.00 ± 0.00 | 1.95 |")
+    assert "| – (1 of 2) | – |" in lines[4]
+    assert lines[5].startswith("| AD-PSGD (1 of 2) | 0.50 | 50 % | – (0 of 1) | – |")
+
+
+def test_trainings_that_are_written_are_not_made_again(workloads, monkeypatch, tmp_path):
+    made = []
+
+    def train_one(name, lines, ranks, method, seed):
+        made.append((ranks, method, seed))
+        return run_of(workloads, 2.0, 1.0)
+
+    monkeypatch.setattr(workloads, "train_one", train_one)
+    arguments = argparse.Namespace(
+        results=tmp_path, tasks=["translation"], ranks=[4], seeds=2, methods=["WAGMA", "Allreduce"]
+    )
+    line = {"base_s": 1.0, "per_work_s": 2.0}
+    recorded = {"translation": {"trained": {"step": line}}}
+    (tmp_path / "workloads-1.json").write_text(json.dumps({"results": recorded}))
+    workloads.train_all(arguments)
+    assert made == [(4, method, seed) for seed in (0, 1) for method in ("WAGMA", "Allreduce")]
+    workloads.train_all(arguments)
+    assert len(made) == 4
+    runs = workloads.read(arguments, 4)["translation"]["runs"]
+    assert [*runs] == ["Allreduce", "WAGMA"] and [*runs["WAGMA"]] == ["0", "1"]
+    line["base_s"] = 1.5
+    (tmp_path / "workloads-1.json").write_text(json.dumps({"results": recorded}))
+    workloads.train_all(arguments)
+    assert len(made) == 8
