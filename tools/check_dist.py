@@ -1,7 +1,7 @@
 """Build an sdist and from it a wheel; install that in a new environment and run a job with it.
 
-Fails if the sdist lacks a file tracked by git, if the compiler warns of a module, if the wheel lacks
-files that users or their compilers need, or if the job does not average. Usage: python
+Fails if the sdist lacks a file tracked by git, if the compiler warns of a module, if the wheel
+lacks files that users or their compilers need, or if the job does not average. Usage: python
 tools/check_dist.py FOLDER; sdist and wheel are written there.
 """
 

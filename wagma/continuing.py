@@ -298,8 +298,8 @@ class Continuing:
 
     def give_up(self) -> None:
         """End the job without another checkpoint."""
-        waited = f"it has waited {self.pauses.patience:.1f} s for other ranks"
-        where = f"rank {self.comm.rank} cannot stop: {waited}"
+        rank, waited = self.comm.rank, self.pauses.patience
+        where = f"rank {rank} cannot stop: it has waited {waited:.1f} s for other ranks"
         remedy = self._how_to_continue()
         complain(f"error: {where}; {remedy or 'there is no checkpoint'}")
         end_job(MPI.COMM_WORLD, self.status if remedy else FAILED)
