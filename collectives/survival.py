@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -160,16 +159,17 @@ class Survivors:
         """Return the bits that all ranks that live have in common: see `agree`."""
         from mpi4py import MPI
 
+        from collectives.engine.deaths import Agreement
+
         while True:
             self.comm.Ack_failed(self.comm.size)
-            flag = array("i", [bits])
-            request = self.comm.Iagree(flag)
+            agreement = Agreement(self.comm, bits)
             try:
-                while not request.Test():
+                while (common := agreement.look()) is None:
                     time.sleep(ASLEEP)
             except MPI.Exception:  # the end of a process that was not acknowledged; on all ranks
                 continue
-            return flag[0]
+            return common
 
     def revoke(self) -> None:
         """End all communication there, on all ranks."""
