@@ -141,7 +141,7 @@ WORKLOADS = {
         episodes,
         batch_size=8,
         seconds=0.5,
-        targets={"return": 300.0},
+        targets={"return": 400.0},
         recorded=16 * 40,
         full=(episodes, 32, 16 * 20),
         rising=("return",),
