@@ -20,7 +20,7 @@ from collectives.protocols.formed_groups import Group
 class PairsProtocol:
     """In every call a rank averages with its neighbor on one side, then on the other."""
 
-    passive = False
+    passive, due = False, 2**62  # never
 
     def __init__(self, port, rank, size, both):
         self.port, self.rank, self.size, self.both = port, rank, size, both
@@ -51,7 +51,7 @@ class PairsProtocol:
     def ignore(self, *event):
         pass
 
-    begin = arrived = reduced = pause = resume = restart = ignore
+    begin = passed = arrived = reduced = overdue = pause = resume = restart = ignore
 ''',
     "collective.py": '''
 from collectives.formed_groups import FormedGroupCollective
@@ -147,7 +147,8 @@ def test_a_method_of_ones_own_trains_is_compared_and_simulated(toy, mpirun, tmp_
 
     # What trains here is what trains in `wagma train`.
     options = ["--steps", 10, "--name", "both", "--algorithms", "allreduce,pairs,pairs:both"]
-    mpirun(3, *COMMAND, "compare", *options, timeout=90, cwd=tmp_path).check()
+    ended = mpirun(3, *COMMAND, "compare", *options, timeout=90, cwd=tmp_path).check()
+    assert ended.stderr == ""
     compared = json.loads((tmp_path / "runs" / "both" / "comparison.json").read_text())
     for figures in compared["results"].values():
         assert figures["ratio"] > 0 and 0 < figures["bound_over_wall"] <= 1.01
@@ -157,7 +158,8 @@ def test_a_method_of_ones_own_trains_is_compared_and_simulated(toy, mpirun, tmp_
     assert [json.loads(record)["group"] for record in records] == 10 * [[1, 2]]
 
     options = ["--ranks", "4,64", "--name", "simulated", "--algorithms", "pairs,pairs:both"]
-    mpirun(None, *COMMAND, "simulate", *options, timeout=60, cwd=tmp_path).check()
+    ended = mpirun(None, *COMMAND, "simulate", *options, timeout=60, cwd=tmp_path).check()
+    assert ended.stderr == ""
     results = json.loads((tmp_path / "runs" / "simulated" / "simulation.json").read_text())
     one, both = results["results"].values()
     # Whoever waits on both sides waits longer.
