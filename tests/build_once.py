@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -24,7 +25,7 @@ DIRECTIVES = ("-X", "boundscheck=False,wraparound=False,cdivision=True")
 def build_once(kind: str, name: str, content: str, build: Callable[[Path], None]) -> str:
     """Return the path of a file that `build` makes of these contents, under build/.
 
-    Several processes may do the same at the same time.
+    Of several processes that ask for it at the same time one builds it, and the others wait.
 
     Args:
         kind: the folder in build/.
@@ -34,11 +35,15 @@ def build_once(kind: str, name: str, content: str, build: Callable[[Path], None]
     """
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     target = ROOT / "build" / kind / digest / name
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            build(Path(folder) / name)
-            os.replace(Path(folder) / name, target)
+    if target.exists():
+        return str(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                build(Path(folder) / name)
+                os.replace(Path(folder) / name, target)
     return str(target)
 
 
