@@ -20,6 +20,7 @@ from typing import NamedTuple
 import psutil
 
 STARTUP = Path(__file__).parent / "startup"  # see the module in it
+WITHOUT_PLOTS = "WITHOUT_PLOTS"  # the variable by which that hides matplotlib
 SHARED_MEMORY = Path("/dev/shm")
 ENDING = 3.0  # seconds that processes may outlive their mpiexec
 # Open MPI starts no ranks as root, and none beyond the number of cores, unless it is told to.
@@ -219,7 +220,9 @@ def has_ulfm() -> bool:
     return told.returncode == 0
 
 
-def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=(), options=()) -> Result:
+def mpirun(
+    ranks, *argv, timeout, env=None, cwd=None, signals=(), options=(), plots=False
+) -> Result:
     """Run `mpiexec -n ranks python argv…` and return its result.
 
     Fails where the job outlives `timeout`, leaves a process behind, or, having ended with status
@@ -233,12 +236,15 @@ def mpirun(ranks, *argv, timeout, env=None, cwd=None, signals=(), options=()) ->
         cwd: the directory to run in.
         signals: each `Signal` is sent once, in this order.
         options: of mpiexec.
+        plots: whether there is matplotlib, which takes as long as a short training.
     """
     launcher = [] if ranks is None else [*mpiexec(), *options, "-n", str(ranks)]
     command = [*launcher, sys.executable, *map(str, argv)]
     # Unbuffered, print writes a line in pieces, between which another rank's may come.
     python = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": ""}
     env = {**os.environ, **python, **(env or {})}
+    if not plots:
+        env[WITHOUT_PLOTS] = "1"
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))
     pending = list(signals)
     began = time.monotonic()

@@ -1,5 +1,6 @@
 """The command line: what it refuses, in how many words, and what it loads before that."""
 
+import json
 import os
 import pty
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pages
 import pytest
+from training import STATUSES
 
 import collectives
 import wagma
@@ -486,23 +488,30 @@ def test_without_an_mpi_library_one_line_says_what_to_do():
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--lr", "-1"], "argument --lr: must be a number above 0, not '-1'"),
-        (
-            ["--group-size", "3"],
-            "algorithm wagma: group_size is 3, more than the number of ranks, 2",
-        ),
-        (["--name", "used"], "used exists: choose another --name, or remove it"),
-        (["--script", "gone.py"], "argument --script: cannot read gone.py: No such file"),
-    ],
-)
-def test_a_job_of_two_says_it_once(mpirun, tmp_path, flags, message):
+def test_a_job_of_two_says_a_mistake_once(mpirun):
+    ended = mpirun(2, "-m", "wagma", "train", "--lr", "-1", timeout=30)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert_mistakes(ended, "argument --lr: must be a number above 0, not '-1'")
+
+
+@pytest.mark.launch
+def test_a_job_of_three_says_once_what_it_finds_after_its_start(mpirun, tmp_path):
     (tmp_path / "used").mkdir()
-    ended = mpirun(2, "-m", "wagma", "train", "--runs-dir", ".", *flags, timeout=30, cwd=tmp_path)
-    assert ended.stdout == ("" if "--lr" in flags else STARTING)
-    assert_mistake(ended, message)
+    for name in ("red", "blue"):
+        (tmp_path / "few" / "train" / name).mkdir(parents=True)
+        (tmp_path / "few" / "train" / name / "0.png").touch()
+    messages = {
+        "--group-size 4": "algorithm wagma: group_size is 4, more than the number of ranks, 3",
+        "--name used": "used exists: choose another --name, or remove it",
+        "--script gone.py": "argument --script: cannot read gone.py: No such file",
+        "--images few": "2 training images are too few for 3 ranks",
+    }
+    commands = [["train", "--runs-dir", ".", *flags.split()] for flags in messages]
+    ended = mpirun(3, "-c", STATUSES, json.dumps(commands), timeout=60, cwd=tmp_path).check()
+    starting = STARTING.strip().replace("2", "3")
+    statuses = f"statuses {len(messages) * [2]}"
+    assert ended.stdout.splitlines() == len(messages) * [starting] + 3 * [statuses]
+    assert_mistakes(ended, *messages.values())
 
 
 def test_a_slow_rank_that_there_is_not_is_a_mistake():
@@ -512,21 +521,11 @@ def test_a_slow_rank_that_there_is_not_is_a_mistake():
         check_ranks(settings, 2)
 
 
-@pytest.mark.launch
-def test_more_ranks_than_images_are_a_mistake(mpirun, tmp_path):
-    for name in ("red", "blue"):
-        (tmp_path / "few" / "train" / name).mkdir(parents=True)
-        (tmp_path / "few" / "train" / name / "0.png").touch()
-    ended = mpirun(3, "-m", "wagma", "train", "--images", "few", timeout=30, cwd=tmp_path)
-    assert_mistake(ended, "2 training images are too few for 3 ranks")
-
-
-def assert_mistake(ended, message):
-    """All ranks together have said it in one line."""
-    assert ended.returncode == 2
-    assert ended.complaints.startswith("wagma: error: ")
-    assert message in ended.complaints
-    assert ended.complaints.count("\n") == 1
+def assert_mistakes(ended, *messages):
+    """All ranks together have said each in one line."""
+    for line, message in zip(ended.complaints.splitlines(), messages, strict=True):
+        assert line.startswith("wagma: error: ")
+        assert message in line
 
 
 @pytest.mark.launch

@@ -219,7 +219,7 @@ def test_a_comparison_has_its_table_its_files_and_the_same_seeds_for_all(mpirun,
     command = ["-m", "wagma", "compare", "--algorithms", ",".join(LABELS), "--name", "mine"]
     command += ["--steps", 20, "--seeds", 2, "--seed", 5, "--target", 0.001, "--step-time", 1]
     command += ["--imbalance", "cloud", "--imbalance-scale", 0.01, "--evaluate-every", 8]
-    ended = mpirun(RANKS, *command, timeout=100, cwd=tmp_path).check()
+    ended = mpirun(RANKS, *command, timeout=100, cwd=tmp_path, plots=True).check()
     assert "warning" not in ended.stderr
     starting, *runs, heading, first, second, third, where = said(ended)
     assert starting == "wagma compare: starting on 2 ranks, loading MPI and torch"

@@ -24,7 +24,7 @@ def test_it_prints_a_table_and_leaves_all_of_it_in_files(mpirun, tmp_path):
     methods = ("allreduce", "ad-psgd", "wagma")
     options = ("--ranks", "8,16", "--steps", "20", "--imbalance", "cloud", "--group-size", "8")
     options += ("--algorithms", ",".join(methods))
-    ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path).check()
+    ended = mpirun(None, *COMMAND, *options, timeout=60, cwd=tmp_path, plots=True).check()
     assert ended.stderr == ""
     run = tmp_path / "runs" / "mine"
     record = json.loads((run / "simulation.json").read_text())

@@ -328,7 +328,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(runs):
-    return train(runs, "first", *SETTINGS, *UNEVEN, ranks=RANKS).check()
+    return train(runs, "first", *SETTINGS, *UNEVEN, ranks=RANKS, plots=True).check()
 
 
 @pytest.fixture

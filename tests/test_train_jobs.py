@@ -9,7 +9,7 @@ import pytest
 import torch
 from launch import Signal
 from squares import squares
-from training import TIMEOUT, metrics, said, train, train_several
+from training import STATUSES, TIMEOUT, metrics, said, train, train_several
 
 pytestmark = pytest.mark.launch
 
@@ -24,7 +24,8 @@ def uneven(tmp_path_factory):
     skipping += ["--algorithm", "hop:backup=1:max_skip=10"]
     controlled = ["--algorithm", "partial-reduce", "--controller-only", "--controller-rank", "1"]
     controlled += ["--steps", "12", "--evaluate-every", "6"]
-    train_several(folder, {"skipping": skipping, "controlled": controlled}, ranks=3).check()
+    jobs = {"skipping": skipping, "controlled": controlled}
+    train_several(folder, jobs, ranks=3, plots=True).check()
     return folder
 
 
@@ -85,7 +86,7 @@ def test_a_script_is_trained_and_what_its_ranks_say_is_in_their_logs(tmp_path):
         "wagma:wait=group",
     ]
     options += ["--script", script, "--log-level", "info"]
-    ended = train(tmp_path, "script", *options, ranks=2).check()
+    ended = train(tmp_path, "script", *options, ranks=2, plots=True).check()
     outcome = said(ended)[-2]
     assert re.match(r"test loss [\d.e-]+, wall time ", outcome)
     run = tmp_path / "script"
@@ -219,13 +220,6 @@ NOT_A_NUMBER = """
 def loss(model, batch):
     inputs, targets = batch
     return float("nan") * nn.functional.mse_loss(model(inputs), targets)
-"""
-
-STATUSES = """
-import json, sys
-from wagma import cli
-
-print("statuses", [cli.main(words) for words in json.loads(sys.argv[1])])
 """
 
 

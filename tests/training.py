@@ -13,19 +13,27 @@ for words in json.loads(sys.argv[1]):
     if status := cli.main(words):
         sys.exit(status)
 """
+# Code that runs command lines in one job, whatever their exit statuses, which each rank prints.
+STATUSES = """
+import json, sys
+from wagma import cli
+
+print("statuses", [cli.main(words) for words in json.loads(sys.argv[1])])
+"""
 
 
-def train(directory, name, *flags, ranks):
+def train(directory, name, *flags, ranks, plots=False):
     """Run the command, and return how it ended."""
     arguments = ["-m", "wagma", "train", "--runs-dir", directory, "--name", name, *flags]
-    return launch.mpirun(ranks, *arguments, timeout=TIMEOUT)
+    return launch.mpirun(ranks, *arguments, timeout=TIMEOUT, plots=plots)
 
 
-def train_several(directory, runs, ranks):
+def train_several(directory, runs, ranks, plots=False):
     """Run the command with the flags of each name, in one job: torch is loaded but once."""
     common = ["train", "--runs-dir", directory, "--name"]
     commands = [[str(word) for word in (*common, name, *runs[name])] for name in runs]
-    return launch.mpirun(ranks, "-c", SEVERAL, json.dumps(commands), timeout=TIMEOUT)
+    words = "-c", SEVERAL, json.dumps(commands)
+    return launch.mpirun(ranks, *words, timeout=TIMEOUT, plots=plots)
 
 
 def said(ended):
