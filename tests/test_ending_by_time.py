@@ -14,7 +14,7 @@ import torch
 from launch import Signal
 from mpi4py import MPI
 from torch import nn
-from training import TIMEOUT, metrics, train
+from training import TIMEOUT, metrics, train, train_several
 
 from wagma import cli, pauses, progress
 from wagma.compare import directory_name
@@ -306,14 +306,21 @@ def words_of(run):
 SLOW = ("--step-time", 20, "--slow-rank", "2:5")
 
 
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    """The folder of two runs of a job of three, one of which is slow, and what the job printed."""
+    folder = tmp_path_factory.mktemp("uneven")
+    (folder / "scheduled.py").write_text(SCHEDULED)
+    fast = ["--seconds", 3, "--evaluate-every-seconds", 0.5, "--algorithm", "ad-psgd", *SLOW]
+    own = ["--total-steps", 90, "--algorithm", "wagma:pace=own:sync_period=4", *SLOW]
+    runs = {"fast": fast, "own": [*own, "--script", folder / "scheduled.py"]}
+    return folder, train_several(folder, runs, ranks=3, plots=True).check().stdout
+
+
 @pytest.mark.launch
-def test_fast_ranks_make_more_steps_and_all_have_one_model_in_the_end(tmp_path):
-    options = ["--seconds", 3, "--evaluate-every-seconds", 0.5, "--algorithm", "ad-psgd"]
-    train(tmp_path, "fast", *options, *SLOW, ranks=3).check()
-    summary, everyone = (
-        words_of(tmp_path / "fast"),
-        [metrics(tmp_path / "fast", r) for r in range(3)],
-    )
+def test_fast_ranks_make_more_steps_and_all_have_one_model_in_the_end(uneven):
+    run = uneven[0] / "fast"
+    summary, everyone = words_of(run), [metrics(run, rank) for rank in range(3)]
     steps = [len(records) for records in everyone]
     assert summary["steps_of_rank"] == steps
     assert steps[0] > 2 * steps[2] and steps[1] > 2 * steps[2]
@@ -433,13 +440,10 @@ def scheduler(optimizer):
 
 
 @pytest.mark.launch
-def test_a_job_ends_by_the_steps_of_all_ranks_which_its_schedule_follows(tmp_path):
+def test_a_job_ends_by_the_steps_of_all_ranks_which_its_schedule_follows(uneven):
     """A rank that is five times as slow makes a fifth of the others' steps."""
-    (tmp_path / "scheduled.py").write_text(SCHEDULED)
-    options = ["--total-steps", 90, "--algorithm", "wagma:pace=own:sync_period=4"]
-    script = ["--script", tmp_path / "scheduled.py"]
-    output = train(tmp_path, "own", *options, *script, *SLOW, ranks=3).check().stdout
-    summary = words_of(tmp_path / "own")
+    folder, output = uneven
+    summary = words_of(folder / "own")
     steps = summary["steps_of_rank"]
     assert 90 <= sum(steps) < 90 + 3 * 2 * 4
     assert steps[2] < 0.5 * min(steps[:2])
