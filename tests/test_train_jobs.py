@@ -17,25 +17,32 @@ pytestmark = pytest.mark.launch
 
 
 @pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    """A job of three ranks that has trained twice, in this folder."""
+def runs(tmp_path_factory):
+    """The folder of three runs of one job of three ranks, and the job's lines."""
     folder = tmp_path_factory.mktemp("runs")
+    squares(folder / "squares")
     skipping = ["--steps", 60, "--step-time", 5, "--slow-rank", "2:20", "--evaluate-every", 20]
     skipping += ["--algorithm", "hop:backup=1:max_skip=10"]
     controlled = ["--algorithm", "partial-reduce", "--controller-only", "--controller-rank", "1"]
     controlled += ["--steps", "12", "--evaluate-every", "6"]
-    jobs = {"skipping": skipping, "controlled": controlled}
-    train_several(folder, jobs, ranks=3, plots=True).check()
-    return folder
+    images = ["--images", folder / "squares", "--image-size", 16, "--steps", 30]
+    images += ["--batch-size", 8, "--algorithm", "wagma:wait=group"]
+    trained = {"skipping": skipping, "controlled": controlled, "images": images}
+    return folder, said(train_several(folder, trained, ranks=3, plots=True).check())
 
 
-def test_a_rank_that_skips_iterations_ends_with_the_others_after_fewer_steps(uneven):
+@pytest.fixture
+def folder(runs):
+    return runs[0]
+
+
+def test_a_rank_that_skips_iterations_ends_with_the_others_after_fewer_steps(folder):
     """Rank 2 is behind the others, and never past them, so these skip nothing."""
-    summary = json.loads((uneven / "skipping" / "summary.json").read_text())
+    summary = json.loads((folder / "skipping" / "summary.json").read_text())
     steps, skipped = summary["steps_of_rank"], summary["skipped_of_rank"]
     assert steps[:2] == [60, 60] and steps[2] < 40
     assert [sum(both) for both in zip(steps, skipped)] == [60, 60, 60]
-    assert len(metrics(uneven / "skipping", 2)) == steps[2]
+    assert len(metrics(folder / "skipping", 2)) == steps[2]
     assert len(summary["evaluations"]) == 3
     assert summary["bound_over_wall"] > 0
 
@@ -106,21 +113,10 @@ def test_a_script_is_trained_and_what_its_ranks_say_is_in_their_logs(tmp_path):
     assert "ERROR mine: an error of rank 1\n" in log
 
 
-def test_folders_of_images_are_learnt(tmp_path):
-    squares(tmp_path / "squares")
-    options = [
-        "--steps",
-        30,
-        "--batch-size",
-        8,
-        "--image-size",
-        16,
-        "--algorithm",
-        "wagma:wait=group",
-    ]
-    ended = train(tmp_path, "images", "--images", tmp_path / "squares", *options, ranks=2).check()
-    assert re.match("test accuracy [0-9.]+%, wall time ", said(ended)[-2])
-    run = tmp_path / "images"
+def test_folders_of_images_are_learnt(runs):
+    folder, lines = runs
+    assert re.match("test accuracy [0-9.]+%, wall time ", lines[-2])
+    run = folder / "images"
     assert json.loads((run / "summary.json").read_text())["accuracy"] >= 0.9
     assert torch.load(run / "model.pt")["14.weight"].shape == (3, 128)
 
@@ -136,8 +132,8 @@ def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
     assert (run / "model.pt").exists()
 
 
-def test_a_rank_may_have_the_controller_and_no_steps(uneven):
-    run = uneven / "controlled"
+def test_a_rank_may_have_the_controller_and_no_steps(folder):
+    run = folder / "controlled"
     assert [len(metrics(run, rank)) for rank in range(3)] == [12, 0, 12]
     assert {tuple(one["group"]) for one in metrics(run, 0)} == {(0, 2)}
     summary = json.loads((run / "summary.json").read_text())
