@@ -51,7 +51,9 @@ def why_not() -> str | None:
             "no rank can go on here without another: that needs Open MPI 5 and its own "
             "`mpiexec --with-ft ulfm`"
         )
-    from collectives.engine import deaths  # not at the top: it initializes MPI
+    from mpi4py import MPI  # noqa: F401  not at the top: it loads the library, and initializes it
+
+    from collectives.engine import deaths
 
     if deaths.find_revoke():
         return None

@@ -451,6 +451,8 @@ def test_importing_initializes_no_mpi_and_loads_no_torch(job):
 
 
 def test_without_a_function_that_revokes_no_rank_can_go_on(monkeypatch):
+    from mpi4py import MPI  # noqa: F401  loads the library
+
     from collectives.engine import deaths
 
     monkeypatch.setenv(survival.SWITCH, "1")
