@@ -70,7 +70,6 @@ RANKS = {
     "workloads": (
         (None, "--record"),
         *((None, "--tasks", name) for name in ("translation", "control", "language")),
-        (None, "--tasks", "translation", "--ranks", "64", "--seeds", "1"),
     ),
     "workloads_wall": (None,),
     "shards_cost": (4,),

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import launch
 import pages
@@ -17,6 +18,7 @@ import torch
 from training import TIMEOUT, metrics
 
 from wagma.checkpoint import files
+from wagma.continuing import Continuing
 from wagma.report import records
 
 pytestmark = pytest.mark.launch
@@ -271,6 +273,16 @@ def test_another_number_of_ranks_continues_a_run(runs):
     assert metrics(run, 1)[0]["step"] == 12
 
 
+def test_metrics_of_before_are_kept_where_a_job_was_killed_before_it_saved(tmp_path):
+    """It and the next one resume from the same checkpoint."""
+    for text in ("until step 60", "of the killed job"):
+        (tmp_path / "rank-0000.jsonl").write_text(text)
+        its, found = SimpleNamespace(run=tmp_path), SimpleNamespace(step=60)
+        assert Continuing._clear(its, found, alike=False) == []
+    assert not (tmp_path / "rank-0000.jsonl").exists()
+    assert (tmp_path / "until-step-60" / "rank-0000.jsonl").read_text() == "until step 60"
+
+
 def test_what_cannot_be_continued_is_refused_in_one_line(job):
     _, ended = job
     errors = [line for line in ended.stderr.splitlines() if line.startswith("wagma: error: ")]
@@ -314,6 +326,7 @@ def loss(model, batch):
 """
 STUCK = """
 import sys
+from types import SimpleNamespace
 from wagma import cli, pauses
 
 pauses.STUCK = 0.5

@@ -130,6 +130,8 @@ def test_no_step_begins_after_the_time(clock):
     trainer = trainer_of(clock, "--seconds", "6")
     ended = [each["elapsed_s"] for each in trainer.steps()]
     assert ended == [1.5, 3.0, 4.5, 6.0]
+    # Of the first, which may have compiled a model, nothing is concluded.
+    assert list(trainer.lasted) == 3 * [1.5] and trainer.longest == 1.5
     trainer.optimizer.close()
     trainer = trainer_of(clock, "--seconds", "6.1")
     assert len(list(trainer.steps())) == 5
@@ -374,6 +376,9 @@ def test_a_job_of_long_steps_has_more_time_to_stop(monkeypatch):
     assert (2e9 - pausing.deadline, pausing.patience) == (90, 30)
     trainer.longest = 20.0
     assert (2e9 - pausing.deadline, pausing.patience) == (150, 90)
+    averaging.sync_period = 10  # survivors hear of signals only then
+    pausing = pauses.PausesOfSurvivors(trainer, MPI.COMM_SELF, signals, settings)
+    assert (2e9 - pausing.deadline, pausing.patience) == (90 + 260, 30 + 260)
 
 
 @pytest.mark.launch

@@ -207,7 +207,10 @@ class Continuing:
             folder = self.run / f"until-step-{found.step}"
             folder.mkdir(exist_ok=True)
             for path in self.run.glob("rank-*.jsonl"):
-                path.rename(folder / path.name)
+                if (folder / path.name).exists():  # of a job that was killed before it saved
+                    path.unlink()
+                else:
+                    path.rename(folder / path.name)
         try:
             before = json.loads((self.run / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -135,14 +135,19 @@ class Pauses:
             self._alike, self._period = False, None
 
     @property
+    def stopping(self) -> float:
+        """Seconds of the steps until all ranks have stopped."""
+        return STOPPING * self.trainer.longest
+
+    @property
     def deadline(self) -> float:
         """When the training is to stop, as `time.time` has it."""
-        return min(self._limit, self._end - NEAR - STOPPING * self.trainer.longest)
+        return min(self._limit, self._end - NEAR - self.stopping)
 
     @property
     def patience(self) -> float:
         """Seconds in which a rank that is to stop has to come out of its steps."""
-        return STUCK + STOPPING * self.trainer.longest
+        return STUCK + self.stopping
 
     @property
     def wish(self) -> Said:
@@ -229,6 +234,11 @@ class PausesOfSurvivors(Pauses):
     def said_by_all(self, mine: Said) -> Said:
         """Return what ranks say, each something, all together; collective."""
         return Said(self.trainer.optimizer._heard(int(mine)))
+
+    @property
+    def stopping(self) -> float:
+        """Seconds of the steps until all ranks have stopped, after their next common average."""
+        return (STOPPING + (self._period or 0)) * self.trainer.longest
 
     def saved(self) -> None:
         """Count steps and seconds from now on until the next checkpoint."""

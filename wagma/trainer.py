@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # importing it initializes MPI
     from wagma.pauses import Pauses
 
 ALMOST = 1 - 1e-9  # tolerance for rounding
+RECENT = 100  # steps whose times are kept
 
 
 class Trainer:
@@ -81,7 +82,7 @@ class Trainer:
         self.waited = 0.0  # seconds that the steps so far have waited for other ranks
         self.kept: list[Kept] = []
         self.made = 0  # steps of this rank
-        self.longest = 0.0  # seconds of the longest one in this job, with its average
+        self.lasted: deque[float] = deque(maxlen=RECENT)  # seconds of steps, with their averages
         self.started: float | None = None
         self.earlier = 0.0  # seconds of the steps before this job
         self.pauses: Pauses | None = None
@@ -127,7 +128,7 @@ class Trainer:
         """
         if self.started is None:
             self.started = self.clock() - self.earlier
-        records = deque()
+        records, first = deque(), self.made
         while self.goes_on(self.made):
             step, began = self.made, self.clock()
             self.stopwatch.start()
@@ -145,7 +146,8 @@ class Trainer:
             self.keep_by_time(self.made)
             for result in self.optimizer.results:
                 yield records.popleft() | outcome(result)
-            self.longest = max(self.longest, self.clock() - began)
+            if step > first:  # which may have compiled the model
+                self.lasted.append(self.clock() - began)
             if self.pauses is not None and self.pauses.due():
                 break
         if records:
@@ -211,6 +213,11 @@ class Trainer:
         """
         averaging = self.optimizer.collective
         return averaging.version - self.made if hasattr(averaging, "skipped") else 0
+
+    @property
+    def longest(self) -> float:
+        """The seconds of the longest recent step of this job."""
+        return max(self.lasted, default=0.0)
 
     def until_all_end(self) -> AbstractContextManager:
         """Return a block for the steps: `join` if ranks will make different numbers of steps."""

@@ -36,6 +36,10 @@ def find_revoke():
     return revoke != NULL and iagree != NULL
 
 
+# Agreements that MPI still writes to, also where an exception has interrupted who looks at them.
+unfinished = set()
+
+
 cdef class Agreement:
     """An agreement of a communicator's ranks on the bits that all have in common; begun here.
 
@@ -61,6 +65,7 @@ cdef class Agreement:
             pthread_mutex_unlock(&mpi_mutex)
         if code != MPI_SUCCESS:
             raise MPI.Exception(code)
+        unfinished.add(self)
 
     def look(self):
         """Return the bits once all ranks that live have said theirs; None: not yet.
@@ -74,6 +79,8 @@ cdef class Agreement:
             pthread_mutex_lock(&mpi_mutex)
             code = MPI_Test(&self._request, &done, MPI_STATUS_IGNORE)
             pthread_mutex_unlock(&mpi_mutex)
+        if done or code != MPI_SUCCESS:
+            unfinished.discard(self)
         if code != MPI_SUCCESS:
             raise MPI.Exception(code)
         return self._bits if done else None
