@@ -21,7 +21,8 @@ def write(directory, step):
     manifest = {"step": step, "ranks": 1, "settings": {}, "tied": {}}
     tensors = {"weight": torch.full((4000,), float(step))}
     part = {"more": torch.full((3000,), step)}
-    writing = _Writing(files.begin(directory, step), 0, part, tensors, manifest, 2)
+    begun = files.begin(directory, step)
+    writing = _Writing(begun, 0, part, tensors, manifest, 2, comm=None)  # which it does not use
     assert writing.error() is None
 
 
