@@ -97,6 +97,8 @@ def shortened(words):
     less = {name: LESS[name] for name in LESS if name in words or name in always}
     if trains and "--trace" not in words:
         less["--step-time"] = "100"  # of simulated time
+    if trains and "translation" in words:  # a second for each test
+        less |= {"--ranks": "2,4", "--evaluate-every": "4"}
     return [*words, *(word for pair in less.items() for word in pair)]
 
 
@@ -153,7 +155,7 @@ def test_lines_run(mpirun, tmp_path, ranks):
         lines[:0] = RECORDED
         (tmp_path / "docs").mkdir()
     (tmp_path / "lines.json").write_text(json.dumps(lines))
-    ended = mpirun(ranks, "-c", JOB, timeout=280, cwd=tmp_path).check()
+    ended = mpirun(ranks, "-c", JOB, timeout=280, cwd=tmp_path, plots=True).check()
     statuses = re.findall(r"^line (\d+): (\S+)$", ended.stdout, re.MULTILINE)
     wrong = [shlex.join(line) for line, (_, status) in zip(lines, statuses) if status != "0"]
     assert len(statuses) == len(lines) and not wrong, (wrong, ended)
