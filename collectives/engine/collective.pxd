@@ -5,4 +5,5 @@ cdef class NativeCollective(Driver):
     cdef int leave_others(self) except -1 nogil
     cdef int end_messages(self) except -1 nogil
     cdef void free_requests(self) noexcept nogil
+    cdef bint has_left(self) noexcept nogil
     cdef int _leave(self) except -1 nogil

@@ -182,16 +182,17 @@ cdef class NativeCollective(Driver):
         return closing
 
     def needs_others(self):
-        """Return whether this rank could not leave if another one's process ended now.
-
-        It can once all ranks close, and have told each other all that they had to.
-        """
+        """Return whether this rank could not leave if another one's process ended now."""
         cdef bint needs
         with nogil:
             pthread_mutex_lock(&self.lock)
-            needs = not (self.closed or self.reached(LEFT))
+            needs = not (self.closed or self.has_left())
             pthread_mutex_unlock(&self.lock)
         return needs
+
+    cdef bint has_left(self) noexcept nogil:
+        """Return whether all ranks close, and this one waits for nothing more of theirs."""
+        return self.reached(LEFT)
 
     def begin_close(self):
         """Tell the other ranks that this one closes, if that needs no waiting."""

@@ -83,19 +83,10 @@ cdef class ProtocolCalls(NativeCollective):
         self.waiter.wait(self, DRAINED)
         return 0
 
+    cdef bint has_left(self) noexcept nogil:
+        return self.messages.ending and self.reached(DRAINED)
+
     # What Python calls
-
-    def needs_others(self):
-        """Return whether this rank could not leave if another one's process ended now.
-
-        It can once no rank's message is to come any more.
-        """
-        cdef bint needs
-        with nogil:
-            pthread_mutex_lock(&self.lock)
-            needs = not (self.closed or (self.messages.ending and self.reached(DRAINED)))
-            pthread_mutex_unlock(&self.lock)
-        return needs
 
     def check(self, vector):
         """Raise, and tell all ranks, if this vector cannot be averaged here or now."""
