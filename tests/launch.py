@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import forks
 import psutil
 
 STARTUP = Path(__file__).parent / "startup"  # see the module in it
@@ -110,6 +111,8 @@ class Job:
         """Return the processes that are ranks (of several jobs inside this one: the last)."""
         found = {}
         for process in self.processes():
+            if forks.is_stub(process):
+                continue
             rank = next(filter(None, map(environment(process).get, RANK_VARIABLES)), None)
             if rank is not None:
                 found[int(rank)] = process
@@ -172,10 +175,11 @@ def segments() -> set[str]:
 
 
 def environment(process) -> dict[str, str]:
-    try:
+    with contextlib.suppress(psutil.Error, OSError):
+        if forking.cache_info().currsize and (found := forking().environment(process.pid)):
+            return found
         return process.environ()
-    except (psutil.Error, OSError):
-        return {}
+    return {}
 
 
 def signal_all(processes, number):
@@ -220,8 +224,31 @@ def has_ulfm() -> bool:
     return told.returncode == 0
 
 
+@functools.cache
+def forking() -> forks.Server:
+    """Return the server of `mpirun(forked=True)`, which is started when it is first needed."""
+    return forks.Server(variables({}))
+
+
+def variables(others) -> dict[str, str]:
+    """Return the variables of processes without plots."""
+    # Unbuffered, print writes a line in pieces, between which another rank's may come.
+    python = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": ""}
+    env = {WITHOUT_PLOTS: "1", **os.environ, **python, **others}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))
+    return env
+
+
 def mpirun(
-    ranks, *argv, timeout, env=None, cwd=None, signals=(), options=(), plots=False
+    ranks,
+    *argv,
+    timeout,
+    env=None,
+    cwd=None,
+    signals=(),
+    options=(),
+    plots=False,
+    forked=False,
 ) -> Result:
     """Run `mpiexec -n ranks python argv…` and return its result.
 
@@ -237,15 +264,15 @@ def mpirun(
         signals: each `Signal` is sent once, in this order.
         options: of mpiexec.
         plots: whether there is matplotlib, which takes as long as a short training.
+        forked: whether processes are forked from one that has loaded torch, see `forks`.
     """
     launcher = [] if ranks is None else [*mpiexec(), *options, "-n", str(ranks)]
-    command = [*launcher, sys.executable, *map(str, argv)]
-    # Unbuffered, print writes a line in pieces, between which another rank's may come.
-    python = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": ""}
-    env = {**os.environ, **python, **(env or {})}
-    if not plots:
-        env[WITHOUT_PLOTS] = "1"
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))
+    python = forking().command if forked else [sys.executable]
+    command = [*launcher, *python, *map(str, argv)]
+    env = variables(env or {})
+    if plots:
+        assert not forked, "forked processes have no plots"
+        del env[WITHOUT_PLOTS]
     pending = list(signals)
     began = time.monotonic()
     with (
@@ -289,7 +316,7 @@ def text(file) -> str:
 def print_stacks(job):
     """Let Python's fault handler print where each of the job's processes is; it ends them."""
     processes = job.processes()
-    pythons = [p for p in processes if p.name().startswith("python")]
+    pythons = [p for p in processes if p.name().startswith("python") and not forks.is_stub(p)]
     others = [p for p in processes if p not in pythons]
     for process in pythons:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -507,7 +507,9 @@ def test_a_job_of_three_says_once_what_it_finds_after_its_start(mpirun, tmp_path
         "--images few": "2 training images are too few for 3 ranks",
     }
     commands = [["train", "--runs-dir", ".", *flags.split()] for flags in messages]
-    ended = mpirun(3, "-c", STATUSES, json.dumps(commands), timeout=60, cwd=tmp_path).check()
+    ended = mpirun(
+        3, "-c", STATUSES, json.dumps(commands), timeout=60, cwd=tmp_path, forked=True
+    ).check()
     starting = STARTING.strip().replace("2", "3")
     statuses = f"statuses {len(messages) * [2]}"
     assert ended.stdout.splitlines() == len(messages) * [starting] + 3 * [statuses]

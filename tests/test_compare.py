@@ -277,7 +277,7 @@ train.Trainer.hold_up = out_of_memory
 sys.exit(cli.main(sys.argv[1:]))
 """)
     options = ["--algorithms", "allreduce,local-sgd", "--steps", "10", "--runs-dir", tmp_path]
-    ended = mpirun(RANKS, script, "compare", *options, timeout=100)
+    ended = mpirun(RANKS, script, "compare", *options, timeout=100, forked=True)
     assert ended.returncode == 1
     assert "MemoryError: no batch fits" in ended.stderr
     assert "training with local-sgd and seed 0 failed" in ended.stderr

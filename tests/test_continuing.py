@@ -185,9 +185,11 @@ def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("continued")
     (folder / "task.py").write_text(SCRIPT)
     alone = ["-m", "wagma", *arguments(f"{RANKS} --steps 12")]
-    launch.mpirun(None, *alone, timeout=TIMEOUT, cwd=folder).check()
+    launch.mpirun(None, *alone, timeout=TIMEOUT, cwd=folder, forked=True).check()
     words = [(before, arguments(flags)) for before, flags, _ in COMMANDS]
-    ended = launch.mpirun(2, "-c", JOB, json.dumps(words), timeout=TIMEOUT, cwd=folder).check()
+    ended = launch.mpirun(
+        2, "-c", JOB, json.dumps(words), timeout=TIMEOUT, cwd=folder, forked=True
+    ).check()
     (statuses,) = re.findall(r"^statuses (.*)$", ended.stdout, re.MULTILINE)
     assert json.loads(statuses) == [status for _, _, status in COMMANDS], ended
     assert "Traceback" not in ended.stderr
@@ -301,7 +303,7 @@ def test_a_rank_that_waits_for_one_that_hangs_ends_the_job_to_be_continued(mpiru
     """Rank 0 gets the signal while it waits in a step for rank 1, which computes for ever."""
     (tmp_path / "task.py").write_text(SCRIPT + HANGS)
     flags = "--script task.py --algorithm allreduce --steps 30 --checkpoint-every 4 --name run"
-    ended = mpirun(2, "-c", STUCK, *flags.split(), timeout=TIMEOUT, cwd=tmp_path)
+    ended = mpirun(2, "-c", STUCK, *flags.split(), timeout=TIMEOUT, cwd=tmp_path, forked=True)
     assert ended.returncode == 85, ended
     stuck = r"wagma: error: rank 0 cannot stop: it has waited (\d+\.\d) s for other ranks"
     stuck += "; --resume runs/run continues from 000002-step-8\n"

@@ -347,7 +347,7 @@ def test_methods_and_references_end_by_time_and_are_compared(mpirun, tmp_path):
     algorithms = "allreduce,post-local-sgd,ad-psgd,wagma:overlap"
     options = ["--seconds", 1, "--algorithms", algorithms, "--runs-dir", tmp_path, "--name", "c"]
     arguments = ["-m", "wagma", "compare", *options, "--step-time", 20, "--slow-rank", "1:4"]
-    mpirun(2, *arguments, timeout=TIMEOUT).check()
+    mpirun(2, *arguments, timeout=TIMEOUT, forked=True).check()
     results = json.loads((tmp_path / "c" / "comparison.json").read_text())["results"]
     assert list(results) == algorithms.split(",")
     assert results["ad-psgd"]["ratio"] > 1
@@ -399,6 +399,7 @@ def test_a_signal_ends_ranks_that_have_left_and_those_that_train(tmp_path, mpiru
     ended = mpirun(
         *(2, "-m", "wagma", "train", "--runs-dir", tmp_path, *options, "--algorithm", "ad-psgd"),
         timeout=TIMEOUT,
+        forked=True,
         signals=[Signal(signal.SIGTERM, "0.1 of 0.1 s", "ranks")],
     )
     assert ended.returncode == 143
@@ -411,7 +412,9 @@ def test_a_signal_ends_ranks_that_have_left_and_those_that_train(tmp_path, mpiru
 def test_methods_are_simulated_by_time(mpirun, tmp_path):
     options = ["--seconds", 30, "--ranks", 4, "--slow-rank", "3:4", "--name", "mine"]
     options += ["--algorithms", "allreduce,ad-psgd"]
-    ended = mpirun(None, "-m", "wagma", "simulate", *options, timeout=60, cwd=tmp_path).check()
+    ended = mpirun(
+        None, "-m", "wagma", "simulate", *options, timeout=60, cwd=tmp_path, forked=True
+    ).check()
     assert ended.stdout.startswith("# 30 s of log-normal steps, ")
     record = json.loads((tmp_path / "runs" / "mine" / "simulation.json").read_text())
     (allreduce,), (ad_psgd,) = record["results"].values()

@@ -5,6 +5,7 @@ import sys
 
 import pages
 import pytest
+from faults.kinds import KINDS, OTHERS, SURVIVED
 
 from wagma.methods import METHODS
 
@@ -20,13 +21,18 @@ def play(*arguments):
     )
 
 
-def test_a_training_of_one_rank_survives_each_fault():
-    """With other algorithms and moments than the first ones would be of more ranks."""
-    ended = play("--ranks", "1", "--runs", "19", "--seed", "0")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("ranks", "first", "runs"), [(1, 0, 19), (2, 0, 20), (2, 20, 21)])
+def test_trainings_survive_each_fault(ranks, first, runs):
+    """With other algorithms and moments each time."""
+    without_survivors = [kind for kind in KINDS if kind not in SURVIVED]
+    kinds = [kind for kind in without_survivors if ranks > 1 or kind not in OTHERS]
+    options = "--ranks", ranks, "--runs", runs, "--seed", first, "--kinds", *kinds
+    ended = play(*map(str, options))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.endswith("19 runs, 0 failed\n")
+    assert ended.stdout.endswith(f"{runs} runs, 0 failed\n")
     faults = {line.split(" (")[0].split(": ")[1] for line in ended.stdout.splitlines()[:-1]}
-    assert len(faults) == 19
+    assert faults == {*kinds}
 
 
 def test_the_table_of_faults_has_every_method():

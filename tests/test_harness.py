@@ -3,6 +3,7 @@
 import os
 import signal
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import lockstep
@@ -208,15 +209,17 @@ def test_a_number_of_ranks_that_the_suite_never_has_is_refused(mpi_pytest):
 
 
 @pytest.mark.launch
-def test_mpirun_ends_a_job_that_takes_too_long_and_shows_where_it_was(mpirun):
+@pytest.mark.parametrize("forked", [False, True])
+def test_mpirun_ends_a_job_that_takes_too_long_and_shows_where_it_was(mpirun, forked):
     code = "import time\ndef wait():\n  time.sleep(60)\nwait()"
     with pytest.raises(AssertionError, match="no end after 4 s") as failure:
-        mpirun(3, "-c", code, timeout=4)
+        mpirun(3, "-c", code, timeout=4, forked=forked)
     assert str(failure.value).count("in wait") == 3
 
 
 @pytest.mark.launch
-def test_mpirun_finds_and_ends_a_process_that_outlives_its_job(mpirun, tmp_path):
+@pytest.mark.parametrize("forked", [False, True])
+def test_mpirun_finds_and_ends_a_process_that_outlives_its_job(mpirun, tmp_path, forked):
     pid = tmp_path / "pid"
     code = f"""
         import pathlib, subprocess
@@ -226,7 +229,7 @@ def test_mpirun_finds_and_ends_a_process_that_outlives_its_job(mpirun, tmp_path)
         pathlib.Path({str(pid)!r}).write_text(str(child.pid))
     """
     with pytest.raises(AssertionError, match=r"left behind: .*sleep 60"):
-        mpirun(1, "-c", textwrap.dedent(code), timeout=20)
+        mpirun(1, "-c", textwrap.dedent(code), timeout=20, forked=forked)
     assert not runs(int(pid.read_text()))
 
 
@@ -246,8 +249,9 @@ def test_mpirun_removes_the_shared_memory_of_an_aborted_job(mpirun):
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize(("to", "count"), [("ranks", 2), (1, 1)])
-def test_mpirun_sends_a_signal_once_the_job_has_said_a_word(mpirun, to, count):
+def test_mpirun_sends_a_signal_once_the_job_has_said_a_word(mpirun, to, count, forked):
     code = f"""
         import signal, sys
         from mpi4py import MPI
@@ -260,16 +264,51 @@ def test_mpirun_sends_a_signal_once_the_job_has_said_a_word(mpirun, to, count):
             sys.stdout.write(f"got it: {{comm.rank}}\\n")
     """
     sent = Signal(signal.SIGUSR1, after="ready", to=to)
-    result = mpirun(2, "-c", textwrap.dedent(code), timeout=30, signals=[sent]).check()
+    code = textwrap.dedent(code)
+    result = mpirun(2, "-c", code, timeout=30, signals=[sent], forked=forked).check()
     assert result.stdout.count("got it") == count
     assert "got it: 1" in result.stdout
 
 
 @pytest.mark.launch
-def test_mpirun_signals_the_launcher_as_ctrl_c_does(mpirun):
+@pytest.mark.parametrize("forked", [False, True])
+def test_mpirun_signals_the_launcher_as_ctrl_c_does(mpirun, forked):
     code = "import time; print('ready', flush=True); time.sleep(60)"
     sent = Signal(signal.SIGINT, after="ready", to="launcher")
-    assert mpirun(2, "-c", code, timeout=30, signals=[sent]).returncode != 0
+    assert mpirun(2, "-c", code, timeout=30, signals=[sent], forked=forked).returncode != 0
+
+
+@pytest.mark.launch
+def test_a_forked_process_is_what_python_would_be(mpirun, tmp_path):
+    """Its arguments, variables, directory, files, path, end and descendants' job."""
+    (tmp_path / "beside.py").write_text("name = 'beside'")
+    script = tmp_path / "job.py"
+    script.write_text(SAYS)
+    said = []
+    for forked in (False, True):
+        job = partial(mpirun, timeout=20, env={"SAID": "yes"}, cwd=tmp_path, forked=forked)
+        said.append(
+            [
+                job(None, script, "a", "b").check().stdout,
+                job(None, "-m", "job", "a").check().stdout,
+                job(None, "-c", "import sys; sys.exit(f'ended with {sys.argv}')", "a").stderr,
+                job(None, "-c", "import os; os.kill(os.getpid(), 15)").returncode,
+                job(None, "-c", "import os; os.kill(os.getpid(), 9)").returncode,
+                job(2, "-c", "import sys; sys.exit(7)").returncode,
+            ]
+        )
+    assert said[0] == said[1]
+    assert said[0][3:] == [-15, -9, 7]
+
+
+SAYS = """
+import atexit, os, sys
+import beside
+
+print(sys.argv[1:], os.environ["SAID"], os.getcwd(), __name__, __file__, beside.name)
+print(sorted(os.listdir("/proc/self/fd"))[:3], sys.path[0], os.sched_getaffinity(0))
+atexit.register(print, "the end")
+"""
 
 
 def test_a_job_knows_its_processes_whatever_became_of_their_parents():

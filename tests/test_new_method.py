@@ -141,13 +141,15 @@ def toy(tmp_path, monkeypatch):
 @pytest.mark.launch
 def test_a_method_of_ones_own_trains_is_compared_and_simulated(toy, mpirun, tmp_path):
     for words in (["--help"], ["simulate", "--help"]):
-        text = mpirun(None, *COMMAND, *(words if words[1:] else ["train", *words]), timeout=30)
+        text = mpirun(
+            None, *COMMAND, *(words if words[1:] else ["train", *words]), timeout=30, forked=True
+        )
         assert "pairs             models of pairs of neighboring ranks" in text.check().stdout
         assert ":both" in text.stdout
 
     # What trains here is what trains in `wagma train`.
     options = ["--steps", 10, "--name", "both", "--algorithms", "allreduce,pairs,pairs:both"]
-    ended = mpirun(3, *COMMAND, "compare", *options, timeout=90, cwd=tmp_path).check()
+    ended = mpirun(3, *COMMAND, "compare", *options, timeout=90, cwd=tmp_path, forked=True).check()
     assert ended.stderr == ""
     compared = json.loads((tmp_path / "runs" / "both" / "comparison.json").read_text())
     for figures in compared["results"].values():
@@ -158,7 +160,9 @@ def test_a_method_of_ones_own_trains_is_compared_and_simulated(toy, mpirun, tmp_
     assert [json.loads(record)["group"] for record in records] == 10 * [[1, 2]]
 
     options = ["--ranks", "4,64", "--name", "simulated", "--algorithms", "pairs,pairs:both"]
-    ended = mpirun(None, *COMMAND, "simulate", *options, timeout=60, cwd=tmp_path).check()
+    ended = mpirun(
+        None, *COMMAND, "simulate", *options, timeout=60, cwd=tmp_path, forked=True
+    ).check()
     assert ended.stderr == ""
     results = json.loads((tmp_path / "runs" / "simulated" / "simulation.json").read_text())
     one, both = results["results"].values()
@@ -170,7 +174,7 @@ def test_a_method_of_ones_own_trains_is_compared_and_simulated(toy, mpirun, tmp_
 @pytest.mark.launch
 def test_a_method_s_mistakes_are_one_line(toy, mpirun, tmp_path):
     words = ["train", "--algorithm", "pairs:sides=2"]
-    ended = mpirun(None, *COMMAND, *words, timeout=30, cwd=tmp_path)
+    ended = mpirun(None, *COMMAND, *words, timeout=30, cwd=tmp_path, forked=True)
     assert ended.returncode == 2
     assert "pairs:sides=2: pairs has no option 'sides': it has both" in ended.stderr
     assert ended.stderr.count("\n") == 1

@@ -323,7 +323,9 @@ def loss(model, batch):
     words = ["-m", "wagma", "train", "--script", script, "--survive", "scale", "--timeline"]
     words += ["--runs-dir", tmp_path, "--name", "one", "--sync-period", "4"]
     more = ["--steps", "60", "--checkpoint-every", "25"]
-    result = mpirun(3, *words, *more, timeout=60, options=ULFM, env={"DIES": "0"}).check()
+    result = mpirun(
+        3, *words, *more, timeout=60, options=ULFM, forked=True, env={"DIES": "0"}
+    ).check()
     assert {"dealt 0 of 2", "dealt 1 of 2"} <= set(result.stdout.splitlines())
     summary = json.loads((tmp_path / "one" / "summary.json").read_text())
     (recovery,) = summary["recoveries"]
@@ -337,7 +339,7 @@ def loss(model, batch):
     manifest = files.read_json(newest / files.MANIFEST)
     assert (manifest["ranks"], manifest["ranks_at_first"]) == (2, 3)
     more = ["--steps", "80", "--resume"]
-    result = mpirun(2, *words, *more, timeout=60, options=ULFM).check()
+    result = mpirun(2, *words, *more, timeout=60, options=ULFM, forked=True).check()
     assert "continuing from" in result.stdout
     # As on another number of ranks: what ranks 1 and 2 had recorded is not that of ranks 0 and 1.
     summary = json.loads((tmp_path / "one" / "summary.json").read_text())
@@ -348,7 +350,7 @@ def loss(model, batch):
 
 def test_ranks_of_unequal_steps_go_on_without_checkpoints_only(mpirun):
     words = ("-m", "wagma", "train", "--survive", "--checkpoint-every", "9", "--seconds", "1")
-    result = mpirun(None, *words, timeout=60)
+    result = mpirun(None, *words, timeout=60, forked=True)
     assert result.returncode == 2
     assert "with checkpoints not allowed with argument --seconds" in result.stderr
 

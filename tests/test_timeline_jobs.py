@@ -56,7 +56,7 @@ comm.Barrier()
 def test_training_tells_what_it_does(mpirun, tmp_path):
     options = ["--steps", "5", "--step-time", "1", "--slow-rank", "1:2", "--timeline"]
     command = ["-m", "wagma", "train", *options, "--runs-dir", tmp_path, "--name", "mine"]
-    mpirun(2, *command, timeout=60).check()
+    mpirun(2, *command, timeout=60, forked=True).check()
     assert main(["timeline", str(tmp_path / "mine")]) == 0
     made = merge.load(tmp_path / "mine")
     assert made.ranks.keys() == {0, 1}

@@ -124,7 +124,7 @@ def test_folders_of_images_are_learnt(runs):
 def test_a_job_of_one_trains_and_names_its_run_by_the_time(mpirun, tmp_path):
     flags = ["--steps", "30", "--imbalance", "cloud", "--imbalance-scale", "0.01"]
     arguments = ["-m", "wagma", "train", *flags, "--runs-dir", tmp_path]
-    ended = mpirun(1, *arguments, timeout=TIMEOUT).check()
+    ended = mpirun(1, *arguments, timeout=TIMEOUT, forked=True).check()
     assert ended.stdout.count("training on 1 rank: start more of them with mpiexec") == 1
     (run,) = tmp_path.iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
@@ -149,7 +149,9 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(mpirun, tmp_pa
     script = tmp_path / "my_task.py"
     script.write_text(SCRIPT + FAILING)
     flags = ["--runs-dir", tmp_path / "runs", "--steps", "100000", "--step-time", "5"]
-    ended = mpirun(2, "-m", "wagma", "train", *flags, "--script", script, timeout=TIMEOUT)
+    ended = mpirun(
+        2, "-m", "wagma", "train", *flags, "--script", script, timeout=TIMEOUT, forked=True
+    )
     assert ended.returncode == 1
     assert ended.left == ()
     assert ended.stderr.count("Traceback") == 1
@@ -192,7 +194,7 @@ def test_a_loss_that_no_rank_has_is_an_error_unless_it_is_allowed(mpirun, tmp_pa
         words += ["--runs-dir", str(tmp_path / "runs"), "--name", name, "--steps", "3"]
         words += ["--script", str(script)]
     commands = list(commands.values())
-    ended = mpirun(2, "-c", STATUSES, json.dumps(commands), timeout=TIMEOUT).check()
+    ended = mpirun(2, "-c", STATUSES, json.dumps(commands), timeout=TIMEOUT, forked=True).check()
     statuses = [line for line in ended.stdout.splitlines() if line.startswith("statuses")]
     assert statuses == ["statuses [1, 0, 1]"] * 2
     since = "since step 1 the loss of no rank is finite: use a lower --lr, or --allow-nan"
@@ -225,7 +227,7 @@ def test_an_image_that_cannot_be_decoded_ends_the_job_in_one_line(mpirun, tmp_pa
     broken = tmp_path / "train" / "green" / "3.png"
     broken.write_bytes(broken.read_bytes()[:100])
     flags = ["--images", ".", "--batch-size", "1", "--steps", "1000", "--step-time", "5"]
-    ended = mpirun(2, "-m", "wagma", "train", *flags, timeout=TIMEOUT, cwd=tmp_path)
+    ended = mpirun(2, "-m", "wagma", "train", *flags, timeout=TIMEOUT, cwd=tmp_path, forked=True)
     assert ended.returncode == 2
     cannot = r"wagma: error: rank \d: cannot read the image train/green/3.png: .*\n"
     assert re.fullmatch(cannot, ended.complaints)
@@ -244,6 +246,7 @@ def test_a_signal_ends_all_ranks_with_one_line(mpirun, tmp_path, number, to, sta
     ended = mpirun(
         *(2, "-m", "wagma", "train", "--runs-dir", tmp_path, *flags),
         timeout=TIMEOUT,
+        forked=True,
         # Batch systems send theirs twice.
         signals=[Signal(number, "step 50/500", to), *[Signal(number, 0, to)] * (to == "ranks")],
     )
@@ -281,6 +284,7 @@ def test_a_signal_while_the_job_sets_itself_up_ends_it_too(mpirun, tmp_path):
     ended = mpirun(
         *(2, "-m", "wagma", "train", "--runs-dir", tmp_path, "--script", script),
         timeout=TIMEOUT,
+        forked=True,
         signals=[Signal(signal.SIGTERM, "setting up", "launcher")],
     )
     assert "Traceback" not in ended.stderr

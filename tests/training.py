@@ -25,7 +25,7 @@ print("statuses", [cli.main(words) for words in json.loads(sys.argv[1])])
 def train(directory, name, *flags, ranks, plots=False):
     """Run the command, and return how it ended."""
     arguments = ["-m", "wagma", "train", "--runs-dir", directory, "--name", name, *flags]
-    return launch.mpirun(ranks, *arguments, timeout=TIMEOUT, plots=plots)
+    return launch.mpirun(ranks, *arguments, timeout=TIMEOUT, plots=plots, forked=not plots)
 
 
 def train_several(directory, runs, ranks, plots=False):
@@ -33,7 +33,7 @@ def train_several(directory, runs, ranks, plots=False):
     common = ["train", "--runs-dir", directory, "--name"]
     commands = [[str(word) for word in (*common, name, *runs[name])] for name in runs]
     words = "-c", SEVERAL, json.dumps(commands)
-    return launch.mpirun(ranks, *words, timeout=TIMEOUT, plots=plots)
+    return launch.mpirun(ranks, *words, timeout=TIMEOUT, plots=plots, forked=not plots)
 
 
 def said(ended):

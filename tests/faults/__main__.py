@@ -1,10 +1,9 @@
 """Train with random faults, continue until the end, and compare with trainings without faults.
 
 No checkpoint may be lost or unreadable, every step is recorded once, no process stays, none hangs,
-and where runs repeat themselves the model is the same, bit for bit. With one rank the jobs are
-children of this process, which starts them ten times as fast. The MPI is that of the environment:
-`make test-openmpi` sets one up for Open MPI, in whose tree build/openmpi this runs as well, and
-there ranks also go on without others.
+and where runs repeat themselves the model is the same, bit for bit. The MPI is that of the
+environment: `make test-openmpi` sets one up for Open MPI, in whose tree build/openmpi this runs as
+well, and there ranks also go on without others.
 
 Successive seeds go through all faults, and all of these through all algorithms: a table is complete
 after as many runs as `--table` prints.
@@ -13,13 +12,9 @@ after as many runs as `--table` prints.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import os
 import random
-import runpy
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -27,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launch import STARTUP, ULFM, has_ulfm, mpirun
+from launch import ULFM, has_ulfm, mpirun
 
 from wagma.checkpoint import files
 
@@ -64,55 +59,10 @@ def start(ranks, folder, flags, fault=None, options=()):
     """Run a job in a folder, with options of mpiexec; return its exit status and what it wrote."""
     (folder / "task.py").write_text(job.TASK)
     words = ["train", *flags, "--script", "task.py", "--no-straggler-warnings"]
-    if ranks > 1:
-        words = [job.__file__, json.dumps(fault), *words]
-        ended = mpirun(ranks, *words, timeout=TIMEOUT, cwd=folder, options=options)
-        return ended.returncode, str(ended)
-    return forked(folder, words, fault)
-
-
-def forked(folder, words, fault):
-    """Run a job of one rank in a child, which has loaded torch already, but not MPI."""
-    output = folder / "output.txt"
-    child = os.fork()
-    if not child:
-        status = 70
-        try:
-            os.setsid()
-            os.chdir(folder)
-            written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(written, 1)
-            os.dup2(written, 2)
-            status = job.run(fault, words)
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    deadline = time.monotonic() + TIMEOUT
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status), output.read_text(errors="replace")
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise Failed(f"no end after {TIMEOUT} s: {output.read_text(errors='replace')}")
-        time.sleep(0.005)
-
-
-def load_what_jobs_load():
-    """Import what takes long and does not initialize MPI, which a child could not use."""
-    runpy.run_path(str(STARTUP / "sitecustomize.py"))
-    for name in ("wagma.checkpoint", "wagma.optim", "wagma.commands.train", "wagma.simulation"):
-        importlib.import_module(name)
-    for name in (
-        "wagma.tasks.script",
-        "wagma.report",
-        "wagma.plots",
-        "wagma.devices",
-        "wagma.info",
-    ):
-        importlib.import_module(name)
-    assert "mpi4py.MPI" not in sys.modules
+    words = [job.__file__, json.dumps(fault), *words]
+    launched = ranks if ranks > 1 else None
+    ended = mpirun(launched, *words, timeout=TIMEOUT, cwd=folder, options=options, forked=True)
+    return ended.returncode, str(ended)
 
 
 def flags_of(algorithm, name):
@@ -261,8 +211,6 @@ def main():
     if settings.table:
         print(f"{len(kinds)} faults x {len(ALGORITHMS)} algorithms", *kinds, *ALGORITHMS, sep="\n")
         return 0
-    if settings.ranks == 1:  # what children would load else
-        load_what_jobs_load()
     failed = 0
     with tempfile.TemporaryDirectory() as place:
         references = References(Path(place))

@@ -1,0 +1,72 @@
+"""Stand for a process that `forks` has forked, towards the launcher that has started this one.
+
+python -I -S tests/forked.py SOCKET ARGUMENTS...
+
+What the launcher gave goes to the server behind the socket: environment, directory, files, limits.
+Signals go on to the process, whose end is this one's as well.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+
+FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+LENGTH = struct.Struct("=I")
+PID = struct.Struct("=i")
+MOST_FILES = 64
+
+
+def request(arguments, files):
+    """Return what a process depends on, as the server takes it."""
+    return {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "directory": os.getcwd(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "limits": {limit: resource.getrlimit(limit) for limit in LIMITS},
+        "files": files,
+    }
+
+
+def open_files():
+    """Return the numbers of the files that this process was given."""
+    found = [int(name) for name in os.listdir("/proc/self/fd")]
+    return [number for number in found if os.path.exists(f"/proc/self/fd/{number}")]
+
+
+def main():
+    files = open_files()
+    # One that comes before there is a process is for it, too.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(sys.argv[1])
+    text = json.dumps(request(sys.argv[2:], files)).encode()
+    socket.send_fds(server, [LENGTH.pack(len(text))], files)
+    server.sendall(text)
+    for number in files:
+        if number > 2:
+            os.close(number)  # whose end the launcher may wait for
+    (process,) = PID.unpack(server.recv(PID.size, socket.MSG_WAITALL))
+
+    def forward(number, frame):
+        os.kill(process, number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    (status,) = PID.unpack(server.recv(PID.size, socket.MSG_WAITALL))
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if status != -signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
