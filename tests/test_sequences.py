@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ LENGTHS = np.random.default_rng(0).lognormal(2, 0.7, 400).astype(int) + 1
 
 def batches(by_tokens, count=50, shard=None, rank=0):
     shard = np.arange(len(LENGTHS)) if shard is None else shard
-    drawn = LengthBatches(LENGTHS, shard, 8, by_tokens, rank, seed=3)
-    again, drawn = (list(itertools.islice(drawn, count)) for _ in range(2))
+    made = [LengthBatches(LENGTHS, shard, 8, by_tokens, rank, seed=3) for _ in range(2)]
+    again, drawn = (list(itertools.islice(each, count)) for each in made)
     assert all(map(np.array_equal, again, drawn))
     return drawn
 
@@ -49,6 +50,31 @@ def test_batches_by_tokens_are_full_and_have_sequences_once_in_a_pass():
     assert np.median(sizes) > 0.75 * most
     counts = Counter(np.concatenate(drawn).tolist())
     assert max(counts.values()) - min(counts[n] for n in range(400)) <= 2
+
+
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_batches_go_on_at_a_position(by_tokens):
+    made = [LengthBatches(LENGTHS, np.arange(400), 8, by_tokens, 0, seed=3) for _ in range(2)]
+    for _ in range(70):  # into the third pool
+        next(made[0])
+    made[1].load_state_dict(made[0].state_dict())
+    assert all(np.array_equal(next(made[0]), next(made[1])) for _ in range(60))
+
+
+def test_what_is_left_of_a_pass_is_dealt_to_another_number_of_ranks():
+    of = partial(LengthBatches, LENGTHS, batch_size=4, by_tokens=False, seed=3)
+    before = [of(np.arange(rank, 400, 4), rank=rank) for rank in range(4)]
+    drawn = [next(each) for rank, each in enumerate(before) for _ in range(3 + rank)]
+    states = [each.state_dict() for each in before]
+    after = [of(np.arange(rank, 400, 3), rank=rank) for rank in range(3)]
+    for rank, each in enumerate(after):
+        each.deal(states, rank, 3)
+    rest = [each.state_dict()["pools"]["pending"] for each in after]
+    assert sorted(np.concatenate(drawn + rest)) == list(range(400))
+    assert max(map(len, rest)) - min(map(len, rest)) <= 1
+    for each, left in zip(after, rest):
+        pool = np.concatenate([next(each) for _ in range(32)])  # these and the next pass's first
+        assert not len(np.setdiff1d(left, pool))
 
 
 def test_padding_follows_each_sequence():

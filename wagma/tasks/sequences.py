@@ -16,7 +16,7 @@ IGNORED = -100  # a target that has no loss, as torch's cross entropy has it
 
 
 class LengthBatches:
-    """A rank's batches of sequences of similar length, without end; each iteration is the same.
+    """A rank's batches of sequences of similar length, without end.
 
     As in the buckets of translation systems, sequences are drawn at random, many batches at once,
     and sorted by length within these. Batches of one rank differ in length, and so do those that
@@ -43,26 +43,58 @@ class LengthBatches:
         seed: int,
         fetch: Callable[[np.ndarray], Any] = np.asarray,
     ) -> None:
-        self.fetch = fetch
-        self.lengths, self.shard, self.batch_size = lengths, shard, batch_size
-        self.by_tokens, self.rank, self.seed = by_tokens, rank, seed
+        self._fetch = fetch
+        self._lengths, self._batch_size, self._by_tokens = lengths, batch_size, by_tokens
+        self._generator = np.random.default_rng([seed, ORDER_STREAM, rank])
+        pool = batch_size * max(1, min(POOL, len(shard) // batch_size))
+        self._pools = data.Batches(shard, pool, rank, seed)
+        self._pending: list[np.ndarray] = []  # the rest of a pool's batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield what is fetched for each batch."""
-        generator = np.random.default_rng([self.seed, ORDER_STREAM, self.rank])
-        pool = self.batch_size * max(1, min(POOL, len(self.shard) // self.batch_size))
-        for drawn in data.Batches(self.shard, pool, self.rank, self.seed):
-            batches = self._cut(drawn[np.argsort(self.lengths[drawn], kind="stable")])
-            for place in generator.permutation(len(batches)):
-                yield self.fetch(batches[place])
+        return self
+
+    def __next__(self) -> Any:
+        """Return what is fetched for the next batch."""
+        if not self._pending:
+            drawn = next(self._pools)
+            batches = self._cut(drawn[np.argsort(self._lengths[drawn], kind="stable")])
+            self._pending = [batches[place] for place in self._generator.permutation(len(batches))]
+        return self._fetch(self._pending.pop(0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position: batches to come, sequences of the pass, and both generators."""
+        return {
+            "pending": np.concatenate([np.empty(0, dtype=np.int64), *self._pending]),
+            "ends": np.cumsum([len(batch) for batch in self._pending]),
+            "pools": self._pools.state_dict(),
+            "generator": self._generator.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a position, which this rank had with the same shard."""
+        ends = np.asarray(state["ends"]).astype(int)
+        self._pending = np.split(np.asarray(state["pending"]), ends)[:-1]
+        self._pools.load_state_dict(state["pools"])
+        self._generator.bit_generator.state = state["generator"]
+
+    def deal(self, states: list[dict[str, Any]], rank: int, size: int) -> None:
+        """Begin with this rank's part of what other ranks have not drawn in their passes.
+
+        Args:
+            states: The positions of all ranks that shared the sequences until now.
+            rank, size: This rank, and the number of those that share the rest.
+        """
+        rests = [np.concatenate([each["pending"], each["pools"]["pending"]]) for each in states]
+        self._pools.deal([{"pending": rest} for rest in rests], rank, size)
+        self._pending = []
 
     def _cut(self, ordered: np.ndarray) -> list[np.ndarray]:
         """Cut sequences, shortest first, into batches."""
-        if not self.by_tokens:
-            return np.split(ordered, range(self.batch_size, len(ordered), self.batch_size))
-        most = self.batch_size * self.lengths.mean()
+        if not self._by_tokens:
+            return np.split(ordered, range(self._batch_size, len(ordered), self._batch_size))
+        most = self._batch_size * self._lengths.mean()
         starts = [0]
-        for index, length in enumerate(self.lengths[ordered]):
+        for index, length in enumerate(self._lengths[ordered]):
             if index > starts[-1] and (index + 1 - starts[-1]) * length > most:
                 starts.append(index)
         return np.split(ordered, starts[1:])
