@@ -505,6 +505,7 @@ def test_a_job_of_three_says_once_what_it_finds_after_its_start(mpirun, tmp_path
         "--name used": "used exists: choose another --name, or remove it",
         "--script gone.py": "argument --script: cannot read gone.py: No such file",
         "--images few": "2 training images are too few for 3 ranks",
+        "--step-time-per-work 1": "digits has no work(batch), by which its steps could take time",
     }
     commands = [["train", "--runs-dir", ".", *flags.split()] for flags in messages]
     ended = mpirun(

@@ -95,23 +95,34 @@ def test_a_rank_s_steps_are_repeated_for_as_long_as_is_wanted():
 # --- one rank, and a clock that only its steps move
 
 COMPUTING, AVERAGING = 1.0, 0.5
+TWO = "--accumulate", "2"
+LIMITED = *TWO, "--algorithm", "allreduce:compute_limit=1000"
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Return the time, which stands still unless one changes it."""
-    monkeypatch.setattr("wagma.trainer.time", SimpleNamespace(sleep=lambda seconds: None))
-    return SimpleNamespace(seconds=100.0)
+    now = SimpleNamespace(seconds=100.0)
+
+    def sleep(seconds):
+        now.seconds += seconds
+
+    monkeypatch.setattr("wagma.trainer.time", SimpleNamespace(sleep=sleep))
+    return now
 
 
 def trainer_of(clock, *words):
-    """Return a trainer whose steps compute for a second and average for half of one."""
+    """Return a trainer that computes for a second on each batch, and then averages for half of one.
+
+    A batch is 8 units of work.
+    """
 
     def loss(model, batch):
         clock.seconds += COMPUTING
         return (model(batch) - 1).square().mean()
 
-    task = Task("line", lambda: nn.Linear(3, 1), lambda *_: ([torch.ones(8, 3)], []), loss=loss)
+    data = [torch.ones(8, 3)], []
+    task = Task("line", lambda: nn.Linear(3, 1), lambda *_: data, loss=loss, work=len)
     given = cli.make_parser().parse_args(["train", "--algorithm", "allreduce", *words])
     given.check(given)
     local.resolve(given, task)
@@ -136,6 +147,26 @@ def test_no_step_begins_after_the_time(clock):
     trainer = trainer_of(clock, "--seconds", "6.1")
     assert len(list(trainer.steps())) == 5
     trainer.optimizer.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        (["--step-time", "500"], COMPUTING + 0.5),
+        (["--step-time-per-work", "250"], 8 * 0.25),
+        (["--step-time-per-work", "250", "--step-time", "500"], 0.5 + 8 * 0.25),
+        (["--step-time-per-work", "50", "--step-time", "500"], COMPUTING),
+        ([*TWO, "--step-time-per-work", "250", "--step-time", "500"], 0.5 + 16 * 0.25),
+        ([*LIMITED, "--step-time-per-work", "250", "--step-time", "500"], 0.5 + 16 * 0.25),
+    ],
+)
+def test_a_step_sleeps_for_what_its_computation_leaves_of_the_time_of_its_work(
+    clock, words, seconds
+):
+    trainer = trainer_of(clock, "--steps", "3", *words)
+    taken = [each["compute_s"] for each in trainer.steps()]
+    trainer.optimizer.close()
+    assert taken == 3 * [seconds]
 
 
 def test_a_rank_that_skips_iterations_makes_fewer_steps_and_keeps_as_many_models(

@@ -37,6 +37,7 @@ def settings(label, steps, **given):
         "evaluate_every": None,
         "evaluate_every_seconds": None,
         "step_time_ms": 0.0,
+        "step_time_per_work_ms": 0.0,
         "imbalance": "none",
         "imbalance_scale": 1.0,
         "slow_rank": {},

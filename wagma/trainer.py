@@ -314,10 +314,26 @@ class Trainer:
         before = self.stopwatch.compute
         total = self.gradient_of(batches)
         devices.wait_for(self.device)  # else its computation would count as waiting for ranks
-        time.sleep(self.settings.step_time_ms / 1000 / parts)
+        self.sleep(batches, before, parts)
         self.stopwatch.computed()
         self.hold_up(step, self.stopwatch.compute - before, parts)
         return total
+
+    def sleep(self, batches: list, before: float, parts: int) -> None:
+        """Sleep in place of an accelerator's work on one of the equal parts of a step.
+
+        Args:
+            batches: the part's.
+            before: the seconds that the step had computed when the part began.
+            parts: the number of the step's parts.
+        """
+        settings = self.settings
+        seconds = settings.step_time_ms / 1000 / parts
+        if settings.step_time_per_work_ms:
+            seconds += settings.step_time_per_work_ms / 1000 * self.task.work_of(batches)
+            self.stopwatch.computed()
+            seconds -= self.stopwatch.compute - before
+        time.sleep(max(0.0, seconds))
 
     def gradient_of(self, batches: list) -> torch.Tensor | float:
         """Add the mean gradient on these batches, or with a limit their sum; return the loss."""

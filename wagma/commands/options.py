@@ -189,7 +189,25 @@ def add_imbalance_options(group) -> None:
         help="milliseconds to sleep in every step, in place of an accelerator's work "
         "(default: %(default)s)",
     )
+    add_step_time_per_work(
+        group,
+        "a step takes at least --step-time, and MS for each unit of its batches' work; ranks sleep "
+        "for what their own computation leaves of that",
+    )
     add_delay_options(group)
+
+
+def add_step_time_per_work(group, meaning: str) -> None:
+    """Add the option by which steps take time by their batches' work; ``meaning`` says how."""
+    group.add_argument(
+        "--step-time-per-work",
+        dest="step_time_per_work_ms",
+        type=not_negative,
+        default=0.0,
+        metavar="MS",
+        help=f"{meaning}; work is that of the task, such as tokens, or of the script's "
+        "work(batch) (default: 0)",
+    )
 
 
 def add_delay_options(group) -> None:

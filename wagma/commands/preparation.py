@@ -30,6 +30,8 @@ def prepare(settings: argparse.Namespace, comm):
     run = find_run(settings, comm) or runs.make_directory(settings.runs_dir, settings.name, comm)
     logs.to_file(run, comm.rank)
     task = devices.on(load_task(settings, found, comm), device)
+    if settings.step_time_per_work_ms:
+        task.check_work()
     local.resolve(settings, task)
     return task, run
 

@@ -13,6 +13,7 @@ from wagma.commands.options import (
     add_delay_options,
     add_log_level,
     add_run_options,
+    add_step_time_per_work,
     add_task_options,
 )
 from wagma.commands.preparation import ranks
@@ -193,14 +194,8 @@ def add_trained_options(parser: argparse.ArgumentParser) -> None:
         help="train a model on the simulated ranks, with the options below; each step takes the "
         "time that the simulation gives it",
     )
-    training.add_argument(
-        "--step-time-per-work",
-        dest="step_time_per_work_ms",
-        type=not_negative,
-        default=0.0,
-        metavar="MS",
-        help="time that a step takes longer for each unit of its batches' work, such as a token, "
-        "as the task or the script's work(batch) tells it (default: 0)",
+    add_step_time_per_work(
+        training, "time that a step takes longer for each unit of its batches' work"
     )
     add_learning_options(training)
     add_repetition_options(training)

@@ -97,8 +97,7 @@ def learn(
             only when they begin.
     """
     if job.seconds_per_work:
-        if task.work is None:
-            raise UsageError(f"{task.name} has no work(batch), by which its steps could take time")
+        task.check_work()
         if settings.algorithm.options.get("compute_limit") is not None:
             raise NotImplementedError("its steps are limited in time, which work adds to")
     shown = shown or progress.Silent()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import math
 from contextlib import AbstractContextManager, nullcontext
 from statistics import mean
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 
 from wagma.evaluation import Kept, State, copy_of
-from wagma.job import UsageError
 from wagma.simulation.gradients import Gradient
 from wagma.simulation.ranks import Communicator
 from wagma.stopwatch import Thread, Used
@@ -73,7 +71,7 @@ class SimulatedTrainer(Trainer):
         work, longer = Gradient(self, batches[:count]), 0.0
         if self.ranks.job.seconds_per_work:
             work.compute()
-            longer = self.ranks.job.seconds_per_work * self.work_of(batches)
+            longer = self.ranks.job.seconds_per_work * self.task.work_of(batches)
         self.ranks.compute(self.rank, work, longer)
         self.stopwatch.computed()
         loss = work.compute()
@@ -82,19 +80,6 @@ class SimulatedTrainer(Trainer):
             self.optimizer.left_out += len(batches) - count
             loss /= count
         return loss, count
-
-    def work_of(self, batches: list[Any]) -> float:
-        """Return how much work the task says that batches are.
-
-        Raises:
-            UsageError: it says no number of 0 or more.
-        """
-        assert self.task.work is not None  # `learn` has checked that
-        amounts = [float(self.task.work(each)) for each in batches]
-        for amount in amounts:
-            if not 0 <= amount < math.inf:
-                raise UsageError(f"{self.task.name}: work() returned {amount}, not 0 or more")
-        return sum(amounts)
 
     def until_all_end(self) -> AbstractContextManager[None]:
         """Return a block without an effect: all ranks end at the same time, or step."""

@@ -85,6 +85,24 @@ class Task(NamedTuple):
             return {"loss": float(self.loss(model, batch))}
         return {name: float(value) for name, value in self.metrics(model, batch).items()}
 
+    def check_work(self) -> None:
+        """Raise UsageError unless the task tells how much work its batches are."""
+        if self.work is None:
+            raise UsageError(f"{self.name} has no work(batch), by which its steps could take time")
+
+    def work_of(self, batches: Iterable[Any]) -> float:
+        """Return how much work batches are together, by which a step takes time.
+
+        Raises:
+            UsageError: The task tells no number of 0 or more.
+        """
+        assert self.work is not None  # `check_work`
+        amounts = [float(self.work(each)) for each in batches]
+        for amount in amounts:
+            if not 0 <= amount < math.inf:
+                raise UsageError(f"{self.name}: work() returned {amount}, not 0 or more")
+        return sum(amounts)
+
 
 class Prepared(NamedTuple):
     """A task on one rank, ready to be trained.
