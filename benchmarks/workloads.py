@@ -53,6 +53,7 @@ DRAWS = 4000  # of P step times each
 TITLES = {"loss": "loss", "bleu": "BLEU", "return": "return"}
 DIGITS = {"loss": 2, "bleu": 0, "return": 0}
 UNITS = {"translation": "tokens", "control": "transitions", "language": "bytes"}
+BENCHMARK = "workloads"  # in the names of the files of results
 RECORDED = 1  # rank, in the name of the file of step times
 
 
@@ -245,7 +246,7 @@ def record_all(arguments):
             for size, (make, batch_size, count) in made.items()
         }
     print(table_of_times(found))
-    report(arguments, "workloads", RECORDED, found)
+    report(arguments, BENCHMARK, RECORDED, found)
 
 
 def table_of_times(found):
@@ -329,9 +330,9 @@ def train_one(name, lines, ranks, method, seed):
     }
 
 
-def read(arguments, ranks, name="workloads"):
+def read(arguments, ranks, benchmark=BENCHMARK):
     """Return the results that former runs have written, an empty dict without any."""
-    path = arguments.results / f"{name}-{ranks}.json"
+    path = arguments.results / f"{benchmark}-{ranks}.json"
     return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
 
 
@@ -342,28 +343,46 @@ def train_all(arguments):
         lines = tuple(
             (part, of["base_s"], of["per_work_s"]) for part, of in recorded[name]["trained"].items()
         )
+        settings = settings_of(name, lines)
         for seed in range(arguments.seeds):
             for ranks in arguments.ranks:
-                for method in arguments.methods:
-                    add(arguments, name, lines, ranks, method, seed)
+                for method in missing(arguments, ranks, name, settings, seed):
+                    run = train_one(name, lines, ranks, method, seed)
+                    took = f"{run['took_s']} s"
+                    print(f"{name}, {ranks} ranks, {method}, seed {seed}: {took}", flush=True)
+                    add(arguments, ranks, name, settings, seed, {method: run})
 
 
-def add(arguments, name, lines, ranks, method, seed):
-    """Make a training, unless it is written already; write its results beside the others'."""
-    results = read(arguments, ranks)
-    settings = settings_of(name, lines)
+def missing(arguments, ranks, name, settings, seed, benchmark=BENCHMARK):
+    """Return the methods whose training with these settings is not written.
+
+    Args:
+        arguments: the benchmark's, with all methods.
+        ranks, name, seed: the number of ranks, the workload's name, and the seed.
+        settings: what its trainings depend on, as JSON has it.
+        benchmark: the name of the file of results.
+    """
+    of = read(arguments, ranks, benchmark).get(name, {})
+    runs = of["runs"] if of.get("settings") == settings else {}
+    return [each for each in arguments.methods if str(seed) not in runs.get(each, {})]
+
+
+def add(arguments, ranks, name, settings, seed, made, benchmark=BENCHMARK):
+    """Write the results of trainings beside those of others, unless these had other settings.
+
+    Args:
+        arguments, ranks, name, settings, seed, benchmark: those of `missing`.
+        made: {method: its figures}.
+    """
+    results = read(arguments, ranks, benchmark)
     if results.get(name, {}).get("settings") != settings:
         results[name] = {"settings": settings, "runs": {}}
-    runs = results[name]["runs"].setdefault(method, {})
-    if str(seed) in runs:
-        return
-    runs[str(seed)] = train_one(name, lines, ranks, method, seed)
+    runs = results[name]["runs"]
+    for method, run in made.items():
+        runs.setdefault(method, {})[str(seed)] = run
+    results[name]["runs"] = {label: runs[label] for label in METHODS if label in runs}
     in_order = {each: results[each] for each in WORKLOADS if each in results}
-    for each in in_order.values():
-        each["runs"] = {label: each["runs"][label] for label in METHODS if label in each["runs"]}
-    took = runs[str(seed)]["took_s"]
-    print(f"{name}, {ranks} ranks, {method}, seed {seed}: {took} s", flush=True)
-    report(arguments, "workloads", ranks, in_order, figures=figures_of(in_order, ranks))
+    report(arguments, benchmark, ranks, in_order, figures=figures_of(in_order, ranks))
 
 
 def settings_of(name, lines):

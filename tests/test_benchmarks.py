@@ -466,3 +466,74 @@ def test_trainings_that_are_written_are_not_made_again(workloads, monkeypatch, t
     (tmp_path / "workloads-1.json").write_text(json.dumps({"results": recorded}))
     workloads.train_all(arguments)
     assert len(made) == 8
+
+
+@pytest.fixture
+def by_time(workloads):
+    return importlib.import_module("workloads_wall")
+
+
+def test_trainings_by_time_take_longer_by_what_their_batches_have_cost_on_a_core_alone(by_time):
+    recorded = {"translation": {"trained": {"step": {"base_s": 2e-3, "per_work_s": 1e-5}}}}
+    assert by_time.settings_of("translation", 4, recorded) == {
+        "batch_size": 8, "seconds": 18.0, "step_time_ms": 24.0, "step_time_per_work_ms": 0.12
+    }  # fmt: skip
+    assert by_time.settings_of("control", 4, recorded) == by_time.EPISODES
+
+
+def test_by_time_the_methods_that_are_missing_with_a_seed_are_trained_in_one_job(
+    by_time, workloads, monkeypatch, tmp_path, capsys
+):
+    made = []
+
+    def train_seed(name, settings, ranks, methods, seed):
+        made.append((name, ranks, methods, seed))
+        shares = {"processor": 0.1, "queued": 0.02, "longer": 0.03}
+        return {method: run_of(workloads, 2.0, 0.5) | shares for method in methods}
+
+    def run(*words):
+        words = ["--ranks", "4", "--tasks", "translation", "--results", str(tmp_path), *words]
+        monkeypatch.setattr(sys, "argv", ["workloads_wall.py", *words])
+        by_time.main()
+        return capsys.readouterr().out
+
+    step = {"base_s": 2e-3, "per_work_s": 1e-5}
+    recorded = {"results": {"translation": {"trained": {"step": step}}}}
+    (tmp_path / "workloads-1.json").write_text(json.dumps(recorded))
+    monkeypatch.setattr(by_time, "train_seed", train_seed)
+    monkeypatch.setattr(by_time, "METHODS", ["WAGMA", "Allreduce", "AD-PSGD"])
+    run("--seeds", "1", "--methods", "WAGMA", "Allreduce")
+    printed = run("--seeds", "2")
+    assert [each[2:] for each in made] == [
+        (["WAGMA", "Allreduce"], 0),
+        (["AD-PSGD"], 0),
+        (["WAGMA", "Allreduce", "AD-PSGD"], 1),
+    ]
+    assert "| AD-PSGD | 1.00 ± 0.00 |" in printed
+    assert printed.endswith(
+        "\ncomputation is 10 % of the ranks' own time, waiting for a core 2.0 %, steps take 3.0 % "
+        "longer than their work should\n"
+    )
+    step["base_s"] = 3e-3
+    (tmp_path / "workloads-1.json").write_text(json.dumps(recorded))
+    run("--seeds", "1", "--methods", "Allreduce")
+    assert made[3:] == [("translation", 4, ["Allreduce"], 0)]
+
+
+def test_what_was_not_sleep_is_a_part_of_the_ranks_own_time(by_time, tmp_path):
+    record = {"compute_s": 0.5, "cpu_s": 0.05, "queued_s": 0.01, "work": 20}
+    for rank, extra in enumerate((0.0, 0.1)):
+        lines = [json.dumps(record | {"compute_s": 0.5 + extra}) + "\n"] * 2
+        (tmp_path / f"rank-{rank:04}.jsonl").write_text("".join(lines))
+    settings = {"step_time_ms": 100.0, "step_time_per_work_ms": 20.0}
+    shares = by_time.shares_of(tmp_path, settings)
+    assert shares == pytest.approx({"processor": 0.2 / 2.2, "queued": 0.04 / 2.2, "longer": 0.1})
+    assert by_time.shares_of(tmp_path, {}).keys() == {"processor", "queued"}
+
+
+def test_the_script_of_trainings_by_time_has_the_workload_s_functions(workloads, monkeypatch):
+    monkeypatch.setenv("WORKLOAD", "language")
+    script = importlib.import_module("workload_script")
+    assert script.data is script.task.data and script.task.name == "language"
+    batch = next(iter(script.data(0, 4, 4, 0)[0]))
+    assert script.work(batch) > 0 and script.loss(script.model(), batch).requires_grad
