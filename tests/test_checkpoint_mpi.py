@@ -237,6 +237,25 @@ def test_another_number_of_ranks_continues_from_the_model(comm, directory, savin
         each.Free()
 
 
+@pytest.mark.ranks(4)
+@each_method
+def test_the_settings_of_each_method_may_be_those_of_another_number_of_ranks(
+    comm, directory, method
+):
+    """By default some depend on that."""
+    given = {name: value for name, value in method.settings.items() if name != "group_size"}
+    method = method._replace(settings=given)
+    few = comm.Split(comm.rank // 3)
+    if comm.rank < 3:
+        model = make_model(comm.rank)
+        with method.wrap(model, few) as optimizer:
+            checkpoint.save(directory, optimizer, step=0)
+    comm.Barrier()
+    found, _ = loaded(comm, directory, method)
+    assert found.ranks == 3
+    few.Free()
+
+
 # Writing
 
 

@@ -166,7 +166,8 @@ class Planted:
             first, last = PARTS[kind]
             usual = statistics.median(self.durations or [1e-3])
             end = began + usual * (first + (last - first) * self.fault.part)
-            threading.Thread(target=kill_at, args=[end], daemon=True).start()
+            # No daemon: where the average is over before, the process waits for it at its end.
+            threading.Thread(target=kill_at, args=[end]).start()
 
     def _later(self, number: int) -> None:
         """Send this process a signal after the fault's delay."""

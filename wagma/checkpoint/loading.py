@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from wagma.optim.averaging import Averaging
 
 # Settings that depend on the number of ranks, and are not compared where that is another.
-BY_RANKS = ("group_size", "ranks_per_node", "local_steps", "controller_rank", "server")
+BY_RANKS = {
+    *("group_size", "history", "ranks_per_node", "local_steps", "controller_rank", "server"),
+}
 
 log = logging.getLogger(__name__)
 
