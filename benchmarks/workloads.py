@@ -399,11 +399,14 @@ def settings_of(name, lines):
 
 
 def time_to(run, metric, target, rising):
-    """Return when a metric reached a value, interpolated between evaluations; inf if never."""
+    """Return when a metric reached a value in two evaluations in a row, or in the last one.
+
+    It is interpolated between the first of these and the one before; inf if never.
+    """
     sign = 1 if rising else -1
     values = [sign * (each - target) for each in run[metric]]
     for place, (at, value) in enumerate(zip(run["seconds"], values)):
-        if value >= 0:
+        if min(values[place : place + 2]) >= 0:
             if place == 0:
                 return at
             before, former = run["seconds"][place - 1], values[place - 1]
@@ -429,6 +432,7 @@ def summary_of(name, runs, first):
         "throughput": ratios,
         "computing": [runs[seed]["computing"] for seed in seeds],
         "times": times,
+        "first": max(runs[seed]["seconds"][0] for seed in seeds) if seeds else math.nan,
         "faster": faster,
         "last": {metric: [runs[seed][metric][-1] for seed in seeds] for metric in of.targets},
     }
@@ -484,18 +488,21 @@ def table(name, ranks, results):
             f"{100 * statistics.median(each['computing']):.0f} %",
         ]
         for metric in targets:
-            cells += cells_of_times(each["times"][metric], each["faster"][metric])
+            cells += cells_of_times(each["times"][metric], each["faster"][metric], each["first"])
         cells += [spread(each["last"][metric], DIGITS[metric]) for metric in targets]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def cells_of_times(times, faster):
+def cells_of_times(times, faster, first):
     """Return the median time to a target, and of how many times as fast as the first that is.
+
+    The deviation is that of the seeds that reached it.
 
     Args:
         times: of the seeds, inf where the target was not reached.
         faster: the first method's time with the same seed ÷ each, 0 where it was not reached.
+        first: time of the first evaluation, before which nothing is known.
     """
     middle, reached = statistics.median(times), [each for each in times if math.isfinite(each)]
     few = "" if len(reached) == len(times) else f" ({len(reached)} of {len(times)})"
@@ -503,7 +510,8 @@ def cells_of_times(times, faster):
         return [f"–{few}", "–"]
     deviation = f" ± {statistics.stdev(reached):.2f}" if len(reached) > 1 else ""
     ratio = statistics.median(faster)
-    return [f"{middle:.2f}{deviation}{few}", f"{ratio:.2f}" if 0 < ratio < math.inf else "–"]
+    most = "≤ " if middle <= first else ""
+    return [f"{most}{middle:.2f}{deviation}{few}", f"{ratio:.2f}" if 0 < ratio < math.inf else "–"]
 
 
 def spread(values, digits):

@@ -423,6 +423,13 @@ def test_the_time_to_a_target_lies_between_two_evaluations(workloads):
     assert workloads.time_to(run, "loss", 3.0, rising=False) == 1.0
     assert workloads.time_to(run, "bleu", 5.0, rising=True) == pytest.approx(1.5)
     assert workloads.time_to(run, "bleu", 21.0, rising=True) == float("inf")
+    falling_back = run_of(workloads, 3.0, 1.0, 2.0, 1.0, 1.0)
+    assert workloads.time_to(falling_back, "loss", 1.5, rising=False) == pytest.approx(3.5)
+
+
+def test_a_target_that_the_first_evaluation_has_reached_was_reached_by_then(workloads):
+    assert workloads.cells_of_times([2.0, 2.0, 5.0], [1.0, 1.5, 2.0], 2.0)[0] == "≤ 2.00 ± 1.73"
+    assert workloads.cells_of_times([2.5, 3.0, 5.0], [1.0, 1.5, 2.0], 2.0)[0] == "3.00 ± 1.32"
 
 
 def test_the_table_of_a_workload_divides_by_the_first_method_with_the_same_seed(workloads):
@@ -437,7 +444,7 @@ def test_the_table_of_a_workload_divides_by_the_first_method_with_the_same_seed(
     lines = workloads.table("translation", 4, {"translation": {"runs": runs}}).splitlines()
     assert lines[0].startswith("| 4 ranks, 2 seeds | throughput, ÷ | computing | s to loss 0.6 |")
     assert lines[2].startswith("| Allreduce | 1.00 ± 0.00 | 50 % | 1.95 ± 0.00 | 1.00 |")
-    assert lines[3].startswith("| WAGMA | 2.25 ± 1.06 | 50 % | 1.00 ± 0.00 | 1.95 |")
+    assert lines[3].startswith("| WAGMA | 2.25 ± 1.06 | 50 % | ≤ 1.00 ± 0.00 | 1.95 |")
     assert "| – (1 of 2) | – |" in lines[4]
     assert lines[5].startswith("| AD-PSGD (1 of 2) | 0.50 | 50 % | – (0 of 1) | – |")
 
