@@ -163,6 +163,8 @@ def native():
 
     global _mpi_tells
     _mpi_tells = survival.is_offered() and deaths.find_revoke()
+    if _mpi_tells:
+        deaths.let_finalize_end()
     return native
 
 

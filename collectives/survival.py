@@ -7,9 +7,7 @@ than the job. mpi4py has ULFM's methods with every MPI, so that they prove nothi
 
 from __future__ import annotations
 
-import atexit
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -31,12 +29,10 @@ __all__ = [
 ]
 
 SWITCH = "OMPI_MCA_mpi_ft_enable"  # set by `mpiexec --with-ft ulfm` for the ranks
-FINALIZING = 3  # seconds for MPI_Finalize after a death
 ASLEEP = 5e-4  # seconds between two looks at an agreement, or at what others have revoked
 
 # The communicators made from one that may be revoked while ranks wait in them; None: not now.
 _derived: list[MPI.Comm] | None = None
-_have_died = False
 
 
 def is_offered() -> bool:
@@ -58,20 +54,6 @@ def why_not() -> str | None:
     if deaths.find_revoke():
         return None
     return "no rank can go on here without another: this MPI library has no MPIX_Comm_revoke"
-
-
-def bound_finalize() -> None:
-    """End this process soon if it is the last thing that it does, and ranks have died.
-
-    Open MPI's MPI_Finalize now and then waits for the dead for ever. The launcher does not mind how
-    a process ends where others may go on without it.
-    """
-    if _have_died:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(FINALIZING)
-
-
-atexit.register(bound_finalize)  # here, to be called after all that are registered later
 
 
 def name_dead(comm: MPI.Comm) -> str:
@@ -181,8 +163,6 @@ class Survivors:
         """Leave out the ranks that have died, and keep the others' order; collective."""
         from mpi4py import MPI
 
-        global _have_died
-        _have_died = True
         former, self.comm = self.comm, MPI.Intracomm(self.comm.Shrink())
         with suppress(Exception):  # it has been revoked, and is of no further use
             former.Free()

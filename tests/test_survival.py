@@ -355,6 +355,35 @@ def test_ranks_of_unequal_steps_go_on_without_checkpoints_only(mpirun):
     assert "with checkpoints not allowed with argument --seconds" in result.stderr
 
 
+@pytest.mark.parametrize("noticed", [True, False])
+def test_those_that_are_left_end_by_themselves_right_after_a_death(job, noticed):
+    """Open MPI's MPI_Finalize then hangs in one of ten jobs unless its launcher's fence is left out.
+
+    That each has its own exit status shows that nothing but MPI_Finalize has ended them.
+    """
+    result = job(
+        f"""
+        noticed = {noticed}
+        """
+        """
+        import ctypes
+
+        left_out = ctypes.c_bool.in_dll(ctypes.CDLL(MPI.__file__), "ompi_async_mpi_finalize")
+        assert not left_out.value
+        mine, optimizer, told = make("WAGMA")
+        assert left_out.value
+        if not noticed:
+            optimizer.close()
+        if me == 1:
+            die()
+        if noticed:
+            checked(mine, optimizer, train(mine, optimizer, told, 3))
+        sys.exit(5 * (me == 2))
+        """,
+    )
+    assert result.returncode == 5, result
+
+
 def test_without_survive_the_job_ends_with_the_reason(job):
     result = job(
         """

@@ -23,17 +23,33 @@ cdef extern from "<dlfcn.h>" nogil:
     void *dlsym(void *, const char *)
 
 
-def find_revoke():
-    """Revoke communicators from now on after an error; return whether this MPI can."""
-    global revoke, iagree
+cdef void *_find(bytes name) except? NULL:
+    """Return what the MPI library has by this name, NULL if it has nothing."""
     # Not linked: MPI 4 has no such function, and other implementations may lack it. What mpi4py's
     # module is linked with is searched, too.
     cdef bytes module = os.fsencode(MPI.__file__)
     cdef void *library = dlopen(module, RTLD_LAZY)
-    if library != NULL:
-        revoke = <Revoke>dlsym(library, b"MPIX_Comm_revoke")
-        iagree = <Iagree>dlsym(library, b"MPIX_Comm_iagree")
+    return NULL if library == NULL else dlsym(library, name)
+
+
+def find_revoke():
+    """Revoke communicators from now on after an error; return whether this MPI can."""
+    global revoke, iagree
+    revoke = <Revoke>_find(b"MPIX_Comm_revoke")
+    iagree = <Iagree>_find(b"MPIX_Comm_iagree")
     return revoke != NULL and iagree != NULL
+
+
+def let_finalize_end():
+    """Have Open MPI's MPI_Finalize end also where a rank has died shortly before.
+
+    With ULFM all that live meet there in MPI itself. Afterwards Open MPI has its launcher wait for
+    all processes, which now and then waits for a dead one, for ever. This switch, the parameter
+    `async_mpi_finalize` of its, leaves that out; parameters are read in MPI_Init, which has been.
+    """
+    cdef char *switch = <char *>_find(b"ompi_async_mpi_finalize")
+    if switch != NULL:
+        switch[0] = 1
 
 
 # Agreements that MPI still writes to, also where an exception has interrupted who looks at them.
