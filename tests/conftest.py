@@ -31,7 +31,7 @@ def pytest_configure(config):
 def pytest_ignore_collect(collection_path, config):
     """Do not import what has no test of the kind asked for: that would take long, on every rank."""
     wanted = config.getoption("markexpr").split(" and ")
-    kinds = [kind for kind in wanted if kind in ("mpi", "launch", "torch_device", "extra")]
+    kinds = [kind for kind in wanted if kind in ("mpi", "launch", "torch_device", "extra", "brief")]
     if kinds and collection_path.suffix == ".py":
         text = collection_path.read_text()
         return any(f"mark.{kind}" not in text for kind in kinds) or None

@@ -3,7 +3,8 @@
 Ranks wait for each other half of the time, so two parts of the suite run side by side. The first
 one's output is shown as it comes, that of the others afterwards. Tests of torch's test device are
 in processes of their own, where it then stays. --brief leaves only what another MPI is most likely
-to break: the tests of four ranks. --extra runs what takes too long for the rest: long explorations,
+to break: the tests of four ranks, and where ranks can go on without others a few launched jobs of
+that, those marked `brief`. --extra runs what takes too long for the rest: long explorations,
 bugs planted into what devices do, allocations that can fail, and the lines of the documentation,
 but not what takes many minutes (`pytest -m long`). --cuda-mpi leaves only the MPI tests of devices,
 for a CUDA-aware Open MPI 4 that gets the stand-in for its driver. Other arguments go to every
@@ -23,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from launch import STARTUP, Job, mpiexec, print_stacks
+from launch import STARTUP, Job, has_ulfm, mpiexec, print_stacks
 from lockstep import DEFAULT_SIZES, SIZES, may_run_with
 
 NO_TESTS = 5  # pytest's exit status
@@ -87,6 +88,8 @@ def parts(brief, cuda_mpi, extra):
         found.append(Part(f"{size} rank{'s' * (size > 1)}", job, f"mpi and {here}", size))
         if size == DEFAULT_SIZES[0] and not (cuda_mpi or extra):
             devices.append(Part("their test device", job, f"mpi and {there}", size))
+    if brief and has_ulfm():
+        devices.append(Part("deaths", pytest, "launch and brief"))
     return found + devices
 
 

@@ -345,3 +345,10 @@ def test_only_parts_that_have_tests_of_a_file_are_started(tmp_path, text, names)
     every = parts(False, False, False)
     assert [part.name for part in with_tests_of(arguments, every)] == names
     assert with_tests_of(["-k", "it"], every) == every
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_a_brief_run_has_deaths_where_others_can_go_on(monkeypatch, offered):
+    monkeypatch.setattr("run.has_ulfm", lambda: offered)
+    names = ["4 ranks", "their test device"] + ["deaths"] * offered
+    assert [part.name for part in parts(True, False, False)] == names

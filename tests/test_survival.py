@@ -82,7 +82,7 @@ def job(mpirun_text):
     return run
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.brief), 2])
 def test_others_go_on_until_one_is_left_whatever_the_method(job, seed):
     """At random moments a rank dies in each of three trainings, one after the other."""
     result = job(
@@ -111,6 +111,7 @@ def test_others_go_on_until_one_is_left_whatever_the_method(job, seed):
     assert "went on 1 rank" in result.check().stdout
 
 
+@pytest.mark.brief
 @pytest.mark.parametrize("transport", ["shared", "messages"])
 def test_two_die_at_once_and_one_more_during_the_recovery(job, transport):
     result = job(
@@ -291,6 +292,7 @@ def test_checkpoints_are_saved_by_those_that_are_left(job, tmp_path):
     assert saved == {5: 4, 10: 3, 15: 3, 20: 2, 25: 2, 35: 1, 40: 1}
 
 
+@pytest.mark.brief
 def test_wagma_train_goes_on_with_the_data_of_the_dead(mpirun, tmp_path):
     """And saves checkpoints, from which as many ranks continue as are left."""
     script = tmp_path / "task.py"
@@ -357,7 +359,7 @@ def test_ranks_of_unequal_steps_go_on_without_checkpoints_only(mpirun):
 
 @pytest.mark.parametrize("noticed", [True, False])
 def test_those_that_are_left_end_by_themselves_right_after_a_death(job, noticed):
-    """Open MPI's MPI_Finalize then hangs in one of ten jobs unless its launcher's fence is left out.
+    """MPI_Finalize hangs then, once in ten jobs, if Open MPI's launcher has its fence there.
 
     That each has its own exit status shows that nothing but MPI_Finalize has ended them.
     """
