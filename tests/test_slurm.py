@@ -56,8 +56,12 @@ def test_only_the_job_s_own_segments_are_removed(tmp_path):
 # Requeueing: what the scripts call, with stand-ins for Slurm's commands.
 
 
-def run_script(folder, name, statuses, scontrol=0):
-    """Run a script in a folder, with an `srun` of these statuses; return what was called."""
+def run_script(folder, name, statuses, scontrol=0, **more):
+    """Run a script in a folder, with an `srun` of these statuses; return what was called.
+
+    Args:
+        more: variables that Slurm sets.
+    """
     (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
     (folder / ".venv/bin/wagma").touch(mode=0o755)
     programs = {"srun": statuses, "scontrol": scontrol, "sbatch": 0}
@@ -77,6 +81,7 @@ def run_script(folder, name, statuses, scontrol=0):
         "SLURM_CPUS_PER_TASK": "1",
         "SLURM_NNODES": "1",
         "WAGMA_RUN": "",
+        **more,
     }
     ended = subprocess.run(
         ["bash", SCRIPTS / name, "--steps", "9"], env=variables, capture_output=True, text=True
@@ -96,3 +101,14 @@ def test_a_job_that_can_go_on_is_requeued(tmp_path, name, status, scontrol):
     depend = f"sbatch --dependency=afterany:12 slurm/{name} --steps 9 WAGMA_RUN=job-12"
     expected = [*requeue, *([depend] if scontrol != 0 else [])] if status == 85 else []
     assert calls[1:] == expected
+
+
+@pytest.mark.parametrize("name", ["train-cpu.sbatch", "train-gpu.sbatch"])
+def test_a_job_of_an_array_is_requeued_without_the_others(tmp_path, name):
+    """Its own number may be the array's."""
+    variables = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+    _, calls = run_script(tmp_path, name, 85, scontrol=1, **variables)
+    assert "--name job-12_3 " in calls[0]
+    assert calls[1] == "scontrol requeue 12_3 WAGMA_RUN="
+    assert calls[2].startswith("sbatch --dependency=afterany:12_3 ")
+    assert calls[2].endswith("WAGMA_RUN=job-12_3")

@@ -87,6 +87,24 @@ def test_jobs_of_an_array_have_runs_of_their_own(cluster, home):
         assert len(list(home.glob(f"runs/job-{name}/summary.json"))) == 1
 
 
+def test_of_an_array_only_the_job_that_was_stopped_is_requeued(cluster, home):
+    """The one whose own number is the array's, by which `scontrol requeue` would mean all."""
+    options = ("--array=1-2", "--output=wagma-%A_%a.out")
+    job = submit(cluster, home, "--steps", "200", "--step-time", "100", options=options)
+    names = [f"{job}_{index}" for index in (1, 2)]
+    for name in names:
+        started(cluster, home, name, f"job-{name}", 5)
+    (stopped,) = [name for name in names if cluster.field(name, "JobId") == job]
+    cluster.run("scancel", "--signal=TERM", stopped)
+    for name in names:
+        assert cluster.wait_for(name, "COMPLETED", seconds=120) == "COMPLETED", output(home, name)
+        assert cluster.field(name, "Restarts") == str(int(name == stopped))
+        run = home / f"runs/job-{name}"
+        resumed = json.loads((run / "config.json").read_text())["resumed"]
+        assert bool(resumed) == (name == stopped)
+        assert len((run / "rank-0000.jsonl").read_text().splitlines()) == 200
+
+
 def test_a_job_without_the_matching_mpi_fails(cluster, home):
     job = submit(cluster, home, *QUICK, SLURM_MPI_TYPE="none")
     assert cluster.wait_for(job, *ENDED, seconds=60) == "FAILED"
