@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from training import said, train_several
+from training import metrics, said, train_several
 
 from wagma.cli import main
 from wagma.job import UsageError
@@ -188,6 +188,23 @@ def test_the_average_return_of_the_last_episodes_is_logged(caplog):
     ]
 
 
+def test_each_step_records_the_average_return_of_the_last_episodes(monkeypatch):
+    monkeypatch.setattr(control, "EPISODES", 6)  # of four in a rollout
+    task = control.task(settings("Counting", False))
+    policy, batches = task.model(), iter(task.data(0, 1, 4, 0)[0])
+    told = task.recorded["training_return"]
+    returns, averages = [], []
+    for _ in range(2):
+        rollout = [next(batches) for _ in range(control.PASSES * control.PARTS)]
+        assert told(rollout[0]) == (averages[-1] if averages else None)
+        for batch in rollout:
+            task.loss(policy, batch)
+            averages.append(told(batch))
+        returns += [6, 15, 28, 28] if returns else [6, 6, 15, 28]  # in the order of their ends
+        assert averages[-1] == pytest.approx(sum(returns[-6:]) / len(returns[-6:]))
+    assert len(set(averages)) == 2
+
+
 def test_the_ranks_share_out_the_episodes_of_tests_and_train_on_others():
     task = control.task(settings("Counting", False))
     data = [task.data(rank, 3, 4, 0) for rank in range(3)]
@@ -249,6 +266,12 @@ def test_jobs_play(tmp_path):
     for name in runs:
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         assert summary["metrics"] == ["return"]
+        assert summary["recorded"] == ["training_return"]
+        last = [metrics(tmp_path / name, rank)[-1]["training_return"] for rank in range(2)]
+        assert summary["training_return_of_rank"] == last
+        assert summary["training_return"] == (
+            pytest.approx(sum(last) / 2) if name == "episodes" else None
+        )
         assert (summary["return"] > 0) == (name == "episodes")
         assert "average return of the last" in (tmp_path / name / "rank-0001.log").read_text() or (
             name == "steps"  # no episode of a pendulum has ended

@@ -232,16 +232,31 @@ def values(spec):
 
 
 def test_a_curve_has_the_means_of_a_rank_s_losses(tmp_path):
-    spec = run.losses(run.read(finished(tmp_path / "a", (0.1, 0.2), steps=1000)), by_time=False)
+    spec = run.training_metric(
+        run.read(finished(tmp_path / "a", (0.1, 0.2), steps=1000)), "loss", by_time=False
+    )
     data = values(spec)
     assert len(data["y"]) == 2 * run.POINTS
     assert float(data["x"][0]) == 4 and float(data["y"][0]) == pytest.approx(2 - 0.015)
     assert {*data["rank"]} == {'"rank 0"', '"rank 1"'}
 
 
+def test_what_a_task_has_added_to_records_is_drawn_over_time(tmp_path):
+    made = write(tmp_path / "a", [0.1], steps=0, recorded=["training_return"])
+    for step in range(40):
+        value = None if step < 20 else 10.0 + step
+        append(made, 0, [record(step, training_return=value)])
+    charts = {chart.title: chart for chart in run.learning(run.read(made))}
+    data = values(charts["training return over time"].spec)
+    assert {float(each) for each in data["y"]} == {10.0 + step for step in range(20, 40)}
+    assert min(map(float, data["x"])) > 20 * 0.12
+    silent = write(tmp_path / "b", [0.1], recorded=["training_return"])
+    assert len(run.learning(run.read(silent))) == 2
+
+
 def test_many_ranks_are_drawn_as_a_band(tmp_path):
     made = run.read(finished(tmp_path / "a", 40 * (0.1,)))
-    data = values(run.losses(made, by_time=True))
+    data = values(run.training_metric(made, "loss", by_time=True))
     assert len(data["y"]) == 40 and {*data} == {"x", "y", "low", "high"}
 
 

@@ -24,7 +24,7 @@ from wagma import data, imbalance, progress
 from wagma import train as train_module
 from wagma.commands.simulate import SIMULATED
 from wagma.methods import METHODS
-from wagma.runs import POINTS, Curve, JsonLines, Tally, summarize, write_json
+from wagma.runs import POINTS, Curve, JsonLines, Tally, last_recorded, summarize, write_json
 from wagma.stopwatch import Stopwatch, Thread, Used
 from wagma.tasks.digits import small_cnn
 from wagma.train import log_end, lost, outcome_in_words
@@ -241,14 +241,40 @@ def test_progress_is_about_ten_lines_without_a_terminal_and_nothing_above_rank_0
 def test_the_outcome_has_what_a_new_user_looks_for_and_no_share_that_looks_like_a_fault():
     times = {"wall_s": 2.5, "samples_per_s": 1234.5, "bound_over_wall": 0.9}
     summary = {**times, "metrics": ["accuracy"], "accuracy": 0.95, "timely_share": 0.08}
+    summary["recorded"] = []
     assert outcome_in_words("wagma", summary) == (
         "test accuracy 95.00%, wall time 2.50 s, 1,234 samples/s, bound/wall 0.90, algorithm wagma"
     )
 
 
+def test_what_a_task_adds_to_records_is_in_the_summary_and_shown(capsys):
+    ranks = [{"training_return": value} for value in (None, 20.0, 25.5)]
+    added = last_recorded(ranks)
+    assert added == {
+        "recorded": ["training_return"],
+        "training_return": 22.75,
+        "training_return_of_rank": [None, 20.0, 25.5],
+    }
+    times = {"wall_s": 2.5, "samples_per_s": 10.0, "bound_over_wall": 0.9}
+    outcome = outcome_in_words("wagma", {**times, "metrics": ["return"], "return": 31.0, **added})
+    assert outcome.startswith("test return 31, training return 22.75, wall time 2.50 s, ")
+    nothing = last_recorded(ranks[:1])
+    assert nothing["training_return"] is None
+    outcome = outcome_in_words("wagma", {**times, "metrics": [], **nothing})
+    assert outcome.startswith("no test batches, wall time")
+    shown = progress.start(0, 2)
+    for step, of in enumerate(ranks[:2], 1):
+        shown.update(step, 1.0, 0.5, 10.0, of)
+    assert capsys.readouterr().out.splitlines() == [
+        "step 1/2  loss 0.5000  10 samples/s",
+        "step 2/2  loss 0.5000  10 samples/s  training return 20",
+    ]
+
+
 def test_the_outcome_has_the_work_per_second_where_the_task_tells_it():
     times = {"wall_s": 2.5, "samples_per_s": 10.0, "tokens_per_s": 1234.5, "bound_over_wall": 0.9}
-    outcome = outcome_in_words("wagma", {**times, "metrics": ["loss"], "loss": 1.5})
+    tested = {"metrics": ["loss"], "loss": 1.5}
+    outcome = outcome_in_words("wagma", {**times, **tested, "recorded": []})
     assert ", 10 samples/s, 1,234 tokens/s, bound/wall 0.90, " in outcome
     tally = tally_of([record() | {"work": 3}, record() | {"work": 4.5}, record() | {"work": None}])
     assert tally.work == 7.5

@@ -44,6 +44,14 @@ def test_a_rank_s_recent_steps_are_compared_with_the_others(tmp_path):
     assert lines[-1] == "late now: rank 2 takes 2.0 × the others' time"
 
 
+def test_what_a_task_has_added_to_records_is_shown_as_the_mean_of_the_ranks(tmp_path):
+    directory = write(tmp_path / "a", [0.1, 0.1, 0.1], recorded=["training_return"])
+    assert "return" not in shown(polled(directory), 120)[2]
+    for rank, value in enumerate((20.0, 25.5)):
+        append(directory, rank, [record(40, training_return=value)])
+    assert ", training return 22.75" in shown(polled(directory), 120)[2]
+
+
 def test_a_file_is_followed_as_it_grows_also_by_parts_of_lines(tmp_path):
     run = polled(write(tmp_path / "a", [0.1, 0.1], steps=3))
     text = json.dumps(record(3)) + "\n" + json.dumps(record(4)) + "\n"

@@ -123,6 +123,11 @@ class Rank:
         losses = [each["loss"] for each in self.recent if each["loss"] is not None]
         return mean(losses) if losses else math.nan
 
+    def last(self, name: str) -> float:
+        """A field of its newest record that is a number; NaN without any."""
+        value = self.recent[-1].get(name) if self.recent else None
+        return math.nan if value is None else value
+
     @property
     def waiting_share(self) -> float:
         """The share of the recent time in which it waited for other ranks."""

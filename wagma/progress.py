@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TextIO
 
 LAUNCHERS = ("mpiexec", "mpirun", "orterun", "orted", "prterun", "prted")
 WORDS = "step", "loss"  # the unit counted, and the value shown with it
 LINES = 10
 REDRAW_EVERY = 0.1
+NOTHING: Mapping[str, float | None] = MappingProxyType({})
 
 
 def terminal() -> TextIO | None:
@@ -42,8 +45,21 @@ def _process(pid: int) -> tuple[str, int, int]:
 class Silent:
     """The progress of ranks other than 0: nothing is shown."""
 
-    def update(self, step: int, elapsed_s: float, loss: float, samples_per_s: float) -> None:
-        """Show that ``step`` steps are done after ``elapsed_s`` seconds."""
+    def update(
+        self,
+        step: int,
+        elapsed_s: float,
+        loss: float,
+        samples_per_s: float,
+        recorded: Mapping[str, float | None] = NOTHING,
+    ) -> None:
+        """Show that ``step`` steps are done after ``elapsed_s`` seconds.
+
+        Args:
+            step, elapsed_s: These.
+            loss, samples_per_s: Of the last step, and so far.
+            recorded: What the task has added to the last step's record.
+        """
 
     def close(self) -> None:
         """End the display."""
@@ -59,7 +75,14 @@ class Lines(Silent):
         self.every = seconds / LINES if steps is None else max(1, steps // LINES)
         self.shown = 0
 
-    def update(self, step: int, elapsed_s: float, loss: float, samples_per_s: float) -> None:
+    def update(
+        self,
+        step: int,
+        elapsed_s: float,
+        loss: float,
+        samples_per_s: float,
+        recorded: Mapping[str, float | None] = NOTHING,
+    ) -> None:
         part = (elapsed_s if self.steps is None else step) // self.every
         if part > self.shown or step == self.steps:
             self.shown = part
@@ -67,7 +90,7 @@ class Lines(Silent):
             done = f"{unit} {step}/{self.steps}"
             if self.steps is None:
                 done = f"{unit} {step}  {elapsed_s:.1f} of {self.seconds:g} s"
-            print(f"{done}  {figures(measure, loss, samples_per_s)}", flush=True)
+            print(f"{done}  {figures(measure, loss, samples_per_s, recorded)}", flush=True)
 
 
 class Bar(Silent):
@@ -105,21 +128,40 @@ class Bar(Silent):
         self.task = self.bar.add_task("", total=self.total, figures="")
         self.bar.start()
 
-    def update(self, step: int, elapsed_s: float, loss: float, samples_per_s: float) -> None:
+    def update(
+        self,
+        step: int,
+        elapsed_s: float,
+        loss: float,
+        samples_per_s: float,
+        recorded: Mapping[str, float | None] = NOTHING,
+    ) -> None:
         now = time.monotonic()
         done = step if self.steps is not None else min(elapsed_s, self.total)
         if now - self.drawn >= REDRAW_EVERY or done == self.total:
             self.drawn = now
-            text = figures(self.measure, loss, samples_per_s)
+            text = figures(self.measure, loss, samples_per_s, recorded)
             self.bar.update(self.task, completed=done, figures=text, refresh=True)
 
     def close(self) -> None:
         self.bar.stop()
 
 
-def figures(measure: str, loss: float, samples_per_s: float) -> str:
+def figures(
+    measure: str, loss: float, samples_per_s: float, recorded: Mapping[str, float | None]
+) -> str:
     """Return the figures shown at a step of the training."""
-    return f"{measure} {loss:.4f}  {samples_per_s:,.0f} samples/s"
+    parts = [f"{measure} {loss:.4f}", f"{samples_per_s:,.0f} samples/s", *added_in_words(recorded)]
+    return "  ".join(parts)
+
+
+def added_in_words(recorded: Mapping[str, float | None]) -> list[str]:
+    """Return ["training return 123.4"] and so on: what a task has added to records, where known."""
+    return [
+        f"{name.replace('_', ' ')} {value:.4g}"
+        for name, value in recorded.items()
+        if value is not None
+    ]
 
 
 def start(

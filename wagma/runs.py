@@ -17,6 +17,7 @@ import numpy as np
 
 from collectives import topology
 from wagma.job import UsageError, from_rank_0
+from wagma.progress import added_in_words
 
 if TYPE_CHECKING:
     from collectives.statistics import Statistics
@@ -296,6 +297,24 @@ def put_together(reports: list[dict]) -> dict:
     }
 
 
+def last_recorded(recorded: list[dict[str, float | None]]) -> dict[str, Any]:
+    """Return a summary's values of what a task adds to the ranks' records.
+
+    Args:
+        recorded: Of each rank what it has added to the last one, by name.
+
+    Returns:
+        "recorded": the names; by name the mean of the ranks that have a value, and NAME_of_rank.
+    """
+    found: dict[str, Any] = {"recorded": list(recorded[0])}
+    for name in recorded[0]:
+        values = [each[name] for each in recorded]
+        known = [value for value in values if value is not None]
+        found[name] = sum(known) / len(known) if known else None
+        found[f"{name}_of_rank"] = values
+    return found
+
+
 def share(part: int, whole: int) -> float:
     """Return part ÷ whole, and 1 for 0 ÷ 0."""
     return part / whole if whole else 1.0
@@ -356,10 +375,11 @@ def lasting(seconds: Sequence[Sequence[float] | np.ndarray], limit: float) -> np
     return np.array([np.resize(each, count) for each in seconds])
 
 
-def tested_in_words(summary: dict[str, Any]) -> str:
-    """Return the test results of a summary."""
-    results = ", ".join(in_words(name, summary[name]) for name in summary["metrics"])
-    return f"test {results}" if results else "no test batches"
+def results_in_words(summary: dict[str, Any]) -> str:
+    """Return the test results of a summary, and what the task has added to the last records."""
+    tested = ", ".join(in_words(name, summary[name]) for name in summary["metrics"])
+    added = {name: summary[name] for name in summary["recorded"]}
+    return ", ".join([f"test {tested}" if tested else "no test batches", *added_in_words(added)])
 
 
 def in_words(name: str, value: float) -> str:

@@ -15,7 +15,7 @@ from wagma.commands.preparation import check_ranks, find_data, load_task
 from wagma.comparison import report
 from wagma.job import FAILED, OK, Interrupted, Signals, UsageError, complain
 from wagma.methods import Choice
-from wagma.runs import new_directory, tested_in_words
+from wagma.runs import new_directory, results_in_words
 from wagma.simulate import job_in_words, machine_in_words, machine_of, read_trace, step_times_of
 from wagma.simulation import Machine
 from wagma.simulation.learning import Learned, learn
@@ -170,7 +170,7 @@ def outcome(choice: Choice, learned: Learned) -> str:
     """Return a line about a training."""
     summary = learned.summary
     return (
-        f"{tested_in_words(summary)}, "
+        f"{results_in_words(summary)}, "
         f"simulated time {summary['wall_s']:.2f} s, {summary['samples_per_s']:,.0f} samples/s, "
         f"algorithm {choice.label}"
     )

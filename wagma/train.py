@@ -43,11 +43,12 @@ from wagma.report.text import advice
 from wagma.runs import (
     JsonLines,
     Tally,
+    last_recorded,
     lost,
     metrics_file,
     recorded,
+    results_in_words,
     summarize,
-    tested_in_words,
     write_json,
 )
 from wagma.tasks import contract, local
@@ -202,6 +203,7 @@ def make_run(
         if goes_on and any(received := comm.allgather(signals.received)):
             return goes_on.ended(received), None
         measured, tallies = comm.gather(measured), comm.gather(tally)
+        added = comm.gather(trainer.recorded)
         if comm.rank == 0:
             measured = contract.all_ranks(measured)
             summary = {**measured, **summarize(tallies, trainer.bound)}
@@ -211,6 +213,7 @@ def make_run(
             steps = mean(filter(None, summary["steps_of_rank"]))
             last = {"step": steps, "elapsed_s": summary["wall_s"], **measured}
             summary["metrics"] = list(measured)
+            summary |= last_recorded(added)
             if trainer.recoveries:
                 summary["recoveries"] = [asdict(each) for each in trainer.recoveries]
             summary["evaluations"] = [*evaluations, last]
@@ -335,7 +338,9 @@ def run_steps(
                 log.warning("rank %d: the loss is %f at step %d", rank, record["loss"], tally.steps)
             samples_per_s = trainer.trainers * tally.samples / min(tally.elapsed_s, tally.limit)
             iteration = trainer.iteration(tally.steps)
-            shown.update(iteration, tally.elapsed_s, record["loss"], samples_per_s)
+            shown.update(
+                iteration, tally.elapsed_s, record["loss"], samples_per_s, trainer.recorded
+            )
             look()
 
 
@@ -376,6 +381,7 @@ def configuration(settings: argparse.Namespace, run: Path, trainer: Trainer, pla
     return {
         **recorded(settings),
         "name": run.name,
+        "recorded": list(trainer.task.recorded),
         "ranks": trainer.size,
         "model_bytes": sum(each.nbytes for each in state if each.is_floating_point()),
         **placed,
@@ -408,7 +414,7 @@ def outcome_in_words(algorithm: str, summary: dict) -> str:
         if name.endswith(end)
     ]
     return (
-        f"{tested_in_words(summary)}, "
+        f"{results_in_words(summary)}, "
         f"wall time {summary['wall_s']:.2f} s, "
         f"{''.join(rates)}"
         f"bound/wall {summary['bound_over_wall']:.2f}, algorithm {algorithm}"

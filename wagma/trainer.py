@@ -72,6 +72,7 @@ class Trainer:
         self.scheduled = 0
         self.clock = clock
         self.stopwatch = Stopwatch(self.local, clock, thread)
+        self.recorded: dict[str, float | None] = dict.fromkeys(task.recorded)  # of the last step
         try:
             self.optimizer = self.method.make(
                 *(self.local, self.model, comm, self.options, settings.seed),
@@ -161,12 +162,14 @@ class Trainer:
     def record(self, step: int, loss: float, batches: list) -> dict:
         """Return the metrics of a step: its loss, its work and its times."""
         task = self.task
+        self.recorded = {name: of(batches[-1]) for name, of in task.recorded.items()}
         return {
             "step": step,
             "loss": loss,
             "samples": sum(contract.samples(each) or self.settings.batch_size for each in batches),
             "elements": sum(map(contract.elements, batches)),
             "work": None if task.work is None else sum(float(task.work(each)) for each in batches),
+            **self.recorded,
             **self.stopwatch.times(),
             **self.averaging(),
         }

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from wagma.following import Rank, Run
 from wagma.job import OK, Interrupted, Signals, UsageError
+from wagma.progress import added_in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -160,6 +161,9 @@ def length(run: Run) -> Text:
     losses = known(rank.loss for rank in run.ranks.values())
     if losses:
         parts.append(f"loss {sum(losses) / len(losses):.4g}")
+    for name in run.settings.get("recorded", ()):
+        values = known(rank.last(name) for rank in run.ranks.values())
+        parts += added_in_words({name: sum(values) / len(values) if values else None})
     damaged = sum(rank.damaged for rank in run.ranks.values())
     if damaged:
         parts.append(f"{damaged} damaged line{'s' * (damaged != 1)} left out")

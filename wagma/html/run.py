@@ -39,7 +39,8 @@ class Run:
         settings: Those of ``config.json``; {} without.
         summary: That of ``summary.json``; {} while the run trains, or if it was stopped.
         records: By rank the columns of its metrics, float64 arrays of shape (steps,): those in
-            `COLUMN_NAMES`, and "timely", which is NaN in averages over all ranks.
+            `COLUMN_NAMES`, those that the task has added, and "timely", which is NaN in averages
+            over all ranks.
     """
 
     directory: Path
@@ -53,16 +54,21 @@ class Run:
         ends = [columns["elapsed_s"][-1] for columns in self.records.values()]
         return self.summary.get("wall_s", max(ends))
 
+    @property
+    def added(self) -> list[str]:
+        """The names of what the task has added to the records."""
+        return self.settings.get("recorded", [])
+
 
 def read(directory: Path) -> Run:
     """Read a run's files."""
-    made = {}
-    for path in sorted(directory.glob("rank-*.jsonl"), key=number_of):
-        columns = metrics_of(path)
-        if len(columns["elapsed_s"]):
-            made[number_of(path)] = columns
     settings, summary = (read_json(directory / f"{name}.json") for name in ("config", "summary"))
-    return Run(directory, settings, summary, made)
+    run = Run(directory, settings, summary, {})
+    for path in sorted(directory.glob("rank-*.jsonl"), key=number_of):
+        columns = metrics_of(path, run.added)
+        if len(columns["elapsed_s"]):
+            run.records[number_of(path)] = columns
+    return run
 
 
 def number_of(path: Path) -> int:
@@ -70,9 +76,9 @@ def number_of(path: Path) -> int:
     return int(path.stem.removeprefix("rank-"))
 
 
-def metrics_of(path: Path) -> Records:
-    """Return a rank's metrics by name."""
-    columns = columns_of(path, (*COLUMN_NAMES, "timely", "synchronized"))
+def metrics_of(path: Path, added: Sequence[str]) -> Records:
+    """Return a rank's metrics by name, with those that the task has added."""
+    columns = columns_of(path, (*COLUMN_NAMES, *added, "timely", "synchronized"))
     together = columns.pop("synchronized") == 1
     return columns | {"timely": np.where(together, np.nan, columns["timely"])}
 
@@ -106,6 +112,8 @@ def figures(run: Run) -> list[tuple[str, str]]:
     """Return the most important numbers of a run."""
     summary = run.summary
     found = [(value_of(name, summary[name]), f"test {name}") for name in summary.get("metrics", [])]
+    for name in summary.get("recorded", []):
+        found.append((value_of(name, summary[name]), name.replace("_", " ")))
     if run.records:
         found.append((f"{run.wall_s:,.4g} s", "wall time"))
     for name, form, words in (
@@ -139,8 +147,13 @@ def learning(run: Run) -> list[Chart]:
     if len(run.records) > LEGEND_RANKS:
         note = f"Mean of {len(run.records)} ranks' own batches; shaded: lowest to highest."
     charts = [
-        Chart("training loss over steps", losses(run, by_time=False), note),
-        Chart("training loss over time", losses(run, by_time=True), note),
+        Chart("training loss over steps", training_metric(run, "loss", by_time=False), note),
+        Chart("training loss over time", training_metric(run, "loss", by_time=True), note),
+        *(
+            Chart(f"{name.replace('_', ' ')} over time", training_metric(run, name, by_time=True))
+            for name in run.added
+            if any(np.isfinite(columns[name]).any() for columns in run.records.values())
+        ),
     ]
     evaluations = run.summary.get("evaluations", [])
     if len(evaluations) > 1:
@@ -158,15 +171,16 @@ def learning(run: Run) -> list[Chart]:
     return charts
 
 
-def losses(run: Run, by_time: bool) -> dict[str, Any]:
-    """Return the plot of the loss over steps or time."""
+def training_metric(run: Run, name: str, by_time: bool) -> dict[str, Any]:
+    """Return the plot of a metric of the ranks' training over steps or time."""
     places = {
-        rank: columns["elapsed_s"] if by_time else 1.0 + np.arange(len(columns["loss"]))
+        rank: columns["elapsed_s"] if by_time else 1.0 + np.arange(len(columns[name]))
         for rank, columns in run.records.items()
     }
-    values = {rank: columns["loss"] for rank, columns in run.records.items()}
+    values = {rank: columns[name] for rank, columns in run.records.items()}
     x = ("x", "time, s" if by_time else "step")
-    return curves(places, values, x, ("y", "training loss"))
+    title = name.replace("_", " ") if name in run.added else f"training {name}"
+    return curves(places, values, x, ("y", title))
 
 
 def curves(

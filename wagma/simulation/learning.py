@@ -18,7 +18,7 @@ from wagma.commands.methods import chosen
 from wagma.evaluation import State, evaluate
 from wagma.job import UsageError
 from wagma.methods import METHODS
-from wagma.runs import Tally, lost, summarize
+from wagma.runs import Tally, last_recorded, lost, summarize
 from wagma.simulation.gradients import Batched, threads
 from wagma.simulation.ranks import Communicator, Job, Ranks, TimeIsOver
 from wagma.simulation.steps import begun_within
@@ -153,7 +153,10 @@ def train_rank(trainer: SimulatedTrainer, shown: progress.Silent) -> Lived:
             losses.append(record["loss"])
             outcomes.append({name: record[name] for name in OUTCOME})
             rate = trainer.trainers * tally.samples / max(tally.elapsed_s, 1e-9)
-            shown.update(trainer.iteration(tally.steps), tally.elapsed_s, record["loss"], rate)
+            shown.update(
+                *(trainer.iteration(tally.steps), tally.elapsed_s, record["loss"], rate),
+                trainer.recorded,
+            )
     except TimeIsOver:
         trainer.keep_by_time(tally.steps)
     if settings.seconds is not None:
@@ -234,6 +237,7 @@ def put_together(lived: list[Lived], evaluations: Evaluations) -> Learned:
     steps = [tally.steps for tally in tallies if tally.steps]
     last = {"step": sum(steps) / len(steps), "elapsed_s": summary["wall_s"], **metrics}
     summary = {**metrics, **summary, "metrics": list(metrics)}
+    summary |= last_recorded([each.trainer.recorded for each in lived])
     summary["lost_since"] = lost([each.lost_since for each in tallies], [t.steps for t in tallies])
     summary["evaluations"] = [*results, last]
     state = next(each.state for each in lived if each.state is not None)

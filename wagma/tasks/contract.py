@@ -38,6 +38,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +67,8 @@ class Task(NamedTuple):
         work: Takes a training batch, and returns how much work it is, in any unit.
         log: Takes the record of a step, after it, with this rank's number as "rank".
         unit: The unit of the work, in the plural.
+        recorded: Further fields of a step's record: functions that take a training batch after its
+            loss was computed, and return a number; None: there is none yet.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Task(NamedTuple):
     work: Callable[[Any], float] | None = None
     log: Callable[[dict[str, Any]], Any] | None = None
     unit: str = "work"
+    recorded: Mapping[str, Callable[[Any], float | None]] = MappingProxyType({})
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, float]:
         """Return the values to report for a test batch: the script's metrics, or the loss."""

@@ -233,6 +233,11 @@ class Environments:
         self.returns: deque[float] = deque(maxlen=EPISODES)
         self.frames = 0
 
+    @property
+    def average_return(self) -> float | None:
+        """The mean of `returns`; None before the end of an episode."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
     @torch.no_grad()
     def play(self, policy: Policy) -> Rollout:
         """Return a rollout, after the time that it takes."""
@@ -257,7 +262,7 @@ class Environments:
         if self.returns:
             log.info(
                 "average return of the last %d episodes: %.1f, after %d steps of the environments",
-                *(len(self.returns), sum(self.returns) / len(self.returns), self.frames),
+                *(len(self.returns), self.average_return, self.frames),
             )
         return rollout_of([part for player in self.players for part in player.parts])
 
@@ -309,13 +314,13 @@ class Pending:
     """
 
     def __init__(self, environments: Environments) -> None:
-        self._environments = environments
+        self.environments = environments
         self._rollout: Rollout | None = None
 
     def played(self, policy: Policy) -> Rollout:
         """Return the rollout."""
         if self._rollout is None:
-            self._rollout = self._environments.play(policy)
+            self._rollout = self.environments.play(policy)
         return self._rollout
 
 
@@ -347,6 +352,11 @@ class Minibatch:
         self.shape = (len(chosen),)
         self.played = len(order) if self._first else 0
         return Rollout(*(each[chosen].to(device_of(policy)) for each in whole))
+
+    @property
+    def average_return(self) -> float | None:
+        """The mean return of the rank's last `EPISODES` episodes; None before the first's end."""
+        return self._pending.environments.average_return
 
 
 class Rollouts:
@@ -398,6 +408,7 @@ def task(settings: Settings) -> Task:
         metrics,
         work=transitions,
         unit="transitions",
+        recorded={"training_return": lambda batch: batch.average_return},
     )
 
 
