@@ -95,6 +95,10 @@ MISTAKES = {
     "train --task language --images b": "argument --images: not allowed with argument --task lang",
     "train --task language --momentum 0.5": "argument --momentum: not allowed with argument "
     "--optimizer adamw",
+    "train --task images --augment-with torchvision": "argument --augment-with: not allowed "
+    "without argument --augment",
+    "train --task digits --augment-with own": "argument --augment-with: not allowed with argument "
+    "--task digits",
     "train --task translation --text a": "argument --text: translation needs two files, which are "
     "each other's translation, not 1",
     "train --task translation --batch-by steps": "argument --batch-by: translation has sentences "
@@ -452,6 +456,24 @@ def test_modules_that_are_not_installed_are_named(capsys, monkeypatch, options, 
     assert ended.value.code == 1
     message = f"wagma: error: {modules} not installed: pip install 'wagma[train]'\n"
     assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_torchvision_changes_images_only_where_it_is_asked_for_and_there(
+    capsys, monkeypatch, there
+):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: 1 if there else None)
+    words = ["train", "--task", "images", "--augment", "crop"]
+    assert settings_of(*words).augment_with == "own"
+    words += ["--augment-with", "torchvision"]
+    if there:
+        assert settings_of(*words).augment_with == "torchvision"
+        return
+    with pytest.raises(SystemExit) as ended:
+        settings_of(*words)
+    assert ended.value.code == 2
+    message = "argument --augment-with: not installed: pip install torchvision"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import random
 import sys
+import types
 
 import numpy as np
 import pages
@@ -553,10 +554,76 @@ def test_half_of_the_images_are_mirrored(flip):
     torch.manual_seed(0)
     image = torch.zeros(1, 16, 16)
     image[:, :, :4] = 1  # at the left, however it is moved
-    batch, labels = images.Augmented(flip)([(image, n) for n in range(200)])
+    change = images.augmentation("crop-flip" if flip else "crop", "own")
+    batch, labels = change([(image, n) for n in range(200)])
     mirrored = (batch[:, 0, :, 8:] > 0.5).any(dim=(1, 2))
     assert labels.tolist() == list(range(200))
     assert 70 < mirrored.sum() < 130 if flip else not mirrored.any()
+
+
+class RandomCrop:
+    """Stands in for torchvision's, which is not everywhere."""
+
+    def __init__(self, size, padding, fill):
+        self.size, self.fill = size, fill
+        self.padding = padding[0], padding[0], padding[1], padding[1]
+
+    def __call__(self, image):
+        height, width = self.size
+        wide = nn.functional.pad(image, self.padding, value=self.fill)
+        top, left = (
+            int(torch.randint(whole - part + 1, ()))
+            for whole, part in zip(wide.shape[1:], self.size)
+        )
+        return wide[:, top : top + height, left : left + width]
+
+
+class RandomHorizontalFlip:
+    def __call__(self, image):
+        return image.flip(2) if torch.rand(()) < 0.5 else image
+
+
+class Compose:
+    def __init__(self, changes):
+        self.changes = changes
+
+    def __call__(self, image):
+        for change in self.changes:
+            image = change(image)
+        return image
+
+
+@pytest.fixture
+def torchvision(monkeypatch):
+    """Let there be torchvision's transforms, or what stands in for them."""
+    try:
+        import torchvision.transforms  # noqa: F401
+    except (ImportError, RuntimeError):
+        package, made = types.ModuleType("torchvision"), types.ModuleType("transforms")
+        for each in (RandomCrop, RandomHorizontalFlip, Compose):
+            setattr(made, each.__name__, each)
+        package.transforms = made
+        monkeypatch.setitem(sys.modules, "torchvision", package)
+
+
+@pytest.mark.parametrize(("augment", "count"), [("crop", 15), ("crop-flip", 30)])
+def test_torchvision_draws_the_same_changes_with_other_numbers(torchvision, augment, count):
+    picture = torch.arange(2 * 16 * 8.0).reshape(1, 2, 16, 8).repeat(400, 1, 1, 1)
+    drawn = []
+    for by in ("own", "torchvision"):
+        torch.manual_seed(0)
+        drawn.append(images.augmentation(augment, by).change(picture))
+    seen = [{tuple(each.flatten().tolist()) for each in of} for of in drawn]
+    assert seen[0] == seen[1] and len(seen[0]) == count
+    assert not torch.equal(*drawn)
+
+
+def test_without_torchvision_its_changes_are_refused_and_ours_are_not(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(UsageError, match="^argument --augment-with: cannot import torchvision: "):
+        images.augmentation("crop", "torchvision")
+    assert images.augmentation("none", "torchvision") is None
+    assert images.augmentation("crop", "own").change(torch.ones(2, 1, 8, 8)).shape == (2, 1, 8, 8)
 
 
 @pytest.mark.parametrize("augment", ["none", "crop-flip"])

@@ -116,6 +116,12 @@ def add_image_options(parser: argparse.ArgumentParser):
         help="change training images at random: move them by up to an eighth of a side, and mirror "
         "half of them (default: none)",
     )
+    group.add_argument(
+        "--augment-with",
+        choices=("own", "torchvision"),
+        help="whose code does that: wagma's own, or torchvision's transforms, which draw other "
+        "random numbers (default: own)",
+    )
     return group
 
 

@@ -94,7 +94,8 @@ def find_images(settings: argparse.Namespace, comm):
 
     found = images_of(settings.images, comm)
     given = settings.image_size, settings.shards, settings.dirichlet_alpha
-    make = partial(images.task, found, *given, settings.model, settings.augment)
+    how = settings.model, settings.augment, settings.augment_with
+    make = partial(images.task, found, *given, *how)
     return make, len(found.train.labels), "images"
 
 

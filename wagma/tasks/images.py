@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,19 +101,70 @@ class Augmented:
     """Makes a batch of a DataLoader's samples, and draws changes of its images.
 
     Args:
-        flip: Whether half of the images, besides being cropped, are mirrored.
+        change: Takes images, float32, shape (n, channels, height, width), and returns changed ones.
     """
 
-    def __init__(self, flip: bool) -> None:
-        self.flip = flip
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.change = change
 
     def __call__(self, samples: list[tuple[torch.Tensor, int]]) -> Batch:
         images, labels = default_collate(samples)
-        images = cropped(images)
-        if self.flip:
-            mirrored = torch.rand(len(images)) < 0.5
-            images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
-        return images, labels
+        return self.change(images), labels
+
+
+def augmentation(augment: str, by: str) -> Augmented | None:
+    """Return what makes batches of changed images; None: nothing does.
+
+    Args:
+        augment: "none", "crop" or "crop-flip".
+        by: "own" or "torchvision": whose code draws the changes, which are of one kind.
+
+    Raises:
+        UsageError: torchvision cannot be imported.
+    """
+    if augment == "none":
+        return None
+    if by == "torchvision":
+        transforms()
+    change = {"own": cropped_and_mirrored, "torchvision": by_torchvision}[by]
+    return Augmented(partial(change, augment == "crop-flip"))
+
+
+def transforms() -> Any:
+    """Return torchvision's transforms.
+
+    Raises:
+        UsageError: They cannot be imported.
+    """
+    try:
+        from torchvision import transforms as made
+    except (ImportError, RuntimeError) as error:  # such as one made for another version of torch
+        raise UsageError(f"argument --augment-with: cannot import torchvision: {error}") from error
+    return made
+
+
+def by_torchvision(flip: bool, images: torch.Tensor) -> torch.Tensor:
+    """Return what torchvision's transforms make of each image; see `cropped_and_mirrored`."""
+    height, width = images.shape[-2:]
+    padding = width // 8, height // 8
+    change = transforms().RandomCrop((height, width), padding=padding, fill=BLACK)
+    if flip:
+        change = transforms().Compose([change, transforms().RandomHorizontalFlip()])
+    return torch.stack([change(each) for each in images])
+
+
+def cropped_and_mirrored(flip: bool, images: torch.Tensor) -> torch.Tensor:
+    """Return images that are moved by up to an eighth of a side, and half of them mirrored.
+
+    Args:
+        flip: Whether they are mirrored.
+        images: float32, shape (n, channels, height, width).
+    """
+    images = cropped(images)
+    if flip:
+        mirrored = torch.rand(len(images)) < 0.5
+        images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+    return images
 
 
 def cropped(images: torch.Tensor) -> torch.Tensor:
@@ -153,6 +205,7 @@ def task(
     alpha: float | None = None,
     model: str = "cnn",
     augment: str = "none",
+    augment_with: str = "own",
 ) -> Task:
     """Return a data set as a task.
 
@@ -163,7 +216,7 @@ def task(
         shards: How the training set is divided: see `data.shard`.
         alpha: For "dirichlet" shards.
         model: "cnn", or one of `resnet.DEPTHS`.
-        augment: "none", "crop" or "crop-flip": how training images are changed at random.
+        augment, augment_with: How training images are changed at random: see `augmentation`.
     """
     if isinstance(found, Arrays):
         classes, channels = found.classes, found.train.pixels.shape[1]
@@ -173,7 +226,8 @@ def task(
         made = partial(network, classes, channels)
     else:
         made = partial(resnet, model, channels, classes)
-    loaders = partial(batches, found, image_size, shards, alpha, augment)
+    changed = augmentation(augment, augment_with)
+    loaders = partial(batches, found, image_size, shards, alpha, changed)
     return Task("images", made, loaders, cross_entropy, accuracy)
 
 
@@ -182,7 +236,7 @@ def batches(
     image_size: int | None,
     shards: str,
     alpha: float | None,
-    augment: str,
+    changed: Augmented | None,
     rank: int,
     size: int,
     batch_size: int,
@@ -192,7 +246,6 @@ def batches(
     shard = data.shard(found.train.labels, rank, size, shards, seed, alpha)
     part = np.arange(rank, len(found.test.labels), size)
     train, test = pictures(found, part, image_size)
-    changed = None if augment == "none" else Augmented(augment == "crop-flip")
     drawn = data.Batches(shard, batch_size, rank, seed, np.ndarray.tolist)
     return (
         DataLoader(train, batch_sampler=drawn, collate_fn=changed),

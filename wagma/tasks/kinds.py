@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -31,7 +32,14 @@ KINDS = {
     "digits": Kind(("sklearn",), SHARDS),
     "images": Kind(
         (),
-        {**SHARDS, "images": None, "image_size": None, "model": "cnn", "augment": "none"},
+        {
+            **SHARDS,
+            "images": None,
+            "image_size": None,
+            "model": "cnn",
+            "augment": "none",
+            "augment_with": "own",
+        },
     ),
     "translation": Kind(
         ("sacrebleu", "sentencepiece"), {"text": None, "batch_by": "sentences"}, "adamw", 3e-3
@@ -90,6 +98,11 @@ def check(settings: argparse.Namespace) -> None:
         parser.error(
             f"argument --batch-by: {task} has {' and '.join(units)}, not {settings.batch_by}"
         )
+    if settings.augment_with == "torchvision":
+        if settings.augment == "none":
+            parser.error("argument --augment-with: not allowed without argument --augment")
+        if importlib.util.find_spec("torchvision") is None:
+            parser.error("argument --augment-with: not installed: pip install torchvision")
     if task == "translation" and settings.text and len(settings.text) != 2:
         parser.error(
             "argument --text: translation needs two files, which are each other's translation, "
