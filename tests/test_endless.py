@@ -221,6 +221,35 @@ def test_other_loaders_begin_the_pass_anew_and_say_so(caplog):
     assert "task: the pass over the training batches begins anew" in caplog.text
 
 
+def in_order(sampler):
+    return DataLoader(torch.arange(100), batch_size=None, sampler=sampler)
+
+
+ENDLESS = (
+    lambda first: itertools.count(first),
+    lambda first: in_order(itertools.cycle([first])),
+    lambda first: DataLoader(torch.arange(100), batch_sampler=itertools.cycle([[first]])),
+)
+
+
+@pytest.mark.parametrize("make", ENDLESS)
+@pytest.mark.parametrize("drawn", [0, 3])
+def test_other_batches_follow_at_once_on_those_without_end(make, drawn):
+    endless = Endless(make(0), "task")
+    endless.peek()
+    list(itertools.islice(endless, drawn))
+    endless.renew(make(50))
+    assert int(next(endless)) == 50
+
+
+@pytest.mark.parametrize("make", [list, in_order])
+def test_other_batches_follow_at_the_end_of_a_pass(make):
+    endless = Endless(make([0, 1]), "task")
+    first = next(endless)
+    endless.renew(make([50]))
+    assert [int(each) for each in (first, next(endless), next(endless))] == [0, 1, 50]
+
+
 # Signals
 
 

@@ -60,9 +60,14 @@ class Endless:
             batches.worker_init_fn = partial(shield, batches.worker_init_fn)
 
     def renew(self, batches: Iterable[Any]) -> None:
-        """Go on with other batches from the next pass on; in an iterator, which has none, now."""
+        """Go on with other batches from the next pass on, or now if this one has no end.
+
+        That is known of an iterator, and of a loader whose sampler or batch sampler is one.
+        """
         self._next = batches
-        if isinstance(self._batches, Iterator):
+        samplers = (getattr(self._batches, name, None) for name in ("sampler", "batch_sampler"))
+        if any(isinstance(each, Iterator) for each in (self._batches, *samplers)):
+            self._peeked = []
             self._end_pass()
 
     def __iter__(self) -> Iterator[Any]:
