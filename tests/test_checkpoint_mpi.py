@@ -14,6 +14,7 @@ import torch
 from methods import METHODS, backward, bits_of, each_method, local_bits, make_model, momentum_sgd
 from torch.optim.lr_scheduler import StepLR
 
+from collectives import RankFailedError
 from wagma import checkpoint
 from wagma.checkpoint import CheckpointError, files, saving
 from wagma.optim import WAGMA, LocalSGD
@@ -119,6 +120,91 @@ def test_the_newest_are_kept(comm, directory):
     comm.Barrier()
     assert [path.name for path in files.found(directory)] == ["000004-step-4", "000003-step-3"]
     assert {path.name for path in directory.iterdir()} == {"000004-step-4", "000003-step-3"}
+
+
+# Failures of one rank
+
+
+@pytest.fixture
+def dropped(comm):
+    """A communicator on which ranks may have met without others, so that none can use it again."""
+    return comm.Dup()
+
+
+def begins(saver, optimizer):
+    saver.begin()
+
+
+def finishes(saver, optimizer):
+    saver.finish()
+
+
+def loads(saver, optimizer):
+    checkpoint.load(saver.directory, optimizer)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("use", [begins, finishes, loads])
+def test_ranks_do_not_wait_in_a_checkpoint_for_one_that_has_failed(dropped, directory, use):
+    def train():
+        model = make_model()
+        wrapped = METHODS["local-sgd"].wrap(model, dropped)
+        with wrapped as optimizer, checkpoint.Saver(directory, optimizer) as saver:
+            saver.begin()
+            if dropped.rank == 2:
+                raise KeyError("no such sample")
+            use(saver, optimizer)
+
+    told = pytest.raises(RankFailedError, match=r"rank 2 failed.*KeyError: 'no such sample'")
+    with pytest.raises(KeyError) if dropped.rank == 2 else told:
+        train()
+
+
+class Unwilling:
+    """An object without a state on this rank."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def state_dict(self):
+        if self.error is not None:
+            raise self.error
+        return {}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), OSError("no disk"), MemoryError()])
+def test_what_a_state_raises_on_one_rank_is_raised_on_all(comm, directory, error):
+    last = comm.size - 1
+    mine = Unwilling(error if comm.rank == last else None)
+    with METHODS["local-sgd"].wrap(make_model(), comm) as optimizer:
+        with pytest.raises(type(error), match=f"rank {last}: {error}"):
+            checkpoint.save(directory, optimizer, mine=mine)
+        assert checkpoint.save(directory, optimizer).name == "000001-step-0"
+
+
+def test_a_directory_that_rank_0_cannot_read_is_named_on_all(comm, directory, monkeypatch):
+    def found(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    if comm.rank == 0:
+        monkeypatch.setattr(files, "found", found)
+    with METHODS["local-sgd"].wrap(make_model(), comm) as optimizer:
+        told = pytest.raises(CheckpointError, match=f"cannot read {directory}: Permission denied")
+        with told:
+            checkpoint.load(directory, optimizer)
+
+
+@pytest.mark.ranks(3)
+def test_a_part_that_one_rank_cannot_read_is_named_on_all(comm, directory, monkeypatch):
+    saved(comm, directory, numbers=(3,))
+
+    def check(*arguments):
+        raise MemoryError
+
+    if comm.rank == 1:
+        monkeypatch.setattr(files, "check", check)
+    with pytest.raises(CheckpointError, match="step-3: model.safetensors cannot be read: Memory"):
+        loaded(comm, directory)
 
 
 # Damage

@@ -19,6 +19,8 @@ from wagma.checkpoint.saving import settings_of
 from wagma.optim.flat import broadcast
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from wagma.optim.averaging import Averaging
 
 # Settings that depend on the number of ranks, and are not compared where that is another.
@@ -81,7 +83,9 @@ def load(
 
     Raises:
         CheckpointError: no checkpoint is good, or the newest good one is of another model, method,
-            other settings, or a format that this version does not read; on all ranks.
+            other settings, or a format that this version does not read, or the directory cannot
+            be read; on all ranks.
+        collectives.RankFailedError: another rank has failed.
 
     Example:
         >>> found = checkpoint.load("checkpoints", optimizer, scheduler=scheduler)
@@ -89,7 +93,8 @@ def load(
     """
     comm = optimizer.comm
     optimizer._check_usable()
-    paths: list[Path] = comm.bcast(files.found(Path(directory)) if comm.rank == 0 else None)
+    optimizer._meet("loading a checkpoint")
+    paths = found_by_all(comm, Path(directory))
     problems = []
     for path in paths:
         manifest, problem = comm.bcast(manifest_of(path) if comm.rank == 0 else None)
@@ -106,6 +111,24 @@ def load(
         found = counted(len(paths), "checkpoint")
         raise CheckpointError(f"none of {found} in {directory} is good: {'; '.join(problems)}")
     return None
+
+
+def found_by_all(comm: MPI.Intracomm, directory: Path) -> list[Path]:
+    """Return on all ranks the checkpoints that rank 0 finds, the newest first; collective.
+
+    Raises:
+        CheckpointError: rank 0 cannot look there; on all ranks.
+    """
+    paths: list[Path] = []
+    error: Exception | None = None
+    if comm.rank == 0:
+        try:
+            paths = files.found(directory)
+        except OSError as problem:
+            error = CheckpointError(f"cannot read {directory}: {problem.strerror}")
+    raise_collectively(comm, error)
+    paths = comm.bcast(paths)
+    return paths
 
 
 def manifest_of(path: Path) -> tuple[dict[str, Any], str | None]:
@@ -144,7 +167,7 @@ def read_parts(
     """
     rank, size, saved = optimizer.comm.rank, optimizer.comm.size, manifest["ranks"]
     problem = None
-    parts = {}
+    parts, name = {}, files.MODEL
     try:
         files.check(path, manifest, [files.MODEL] if rank == 0 else [])
         for each in sorted({rank % saved, *range(rank, saved, size)}):
@@ -154,7 +177,7 @@ def read_parts(
     except BrokenError as error:
         problem = str(error)
     except Exception as error:  # what torch raises for files that it cannot read
-        problem = f"{name} cannot be read: {str(error).splitlines()[0]}"
+        problem = f"{name} cannot be read: {state.first_line(error)}"
     problems = optimizer.comm.allgather(problem)
     return parts, next(filter(None, problems), None)
 
@@ -177,8 +200,8 @@ def go_on(
             tensors |= {name: tensors[other] for name, other in manifest["tied"].items()}
             state.check_model(flat, tensors, str(path / files.MODEL))
             flat.model.load_state_dict({**part["own"], **tensors})
-    except (CheckpointError, RuntimeError) as problem:
-        error = CheckpointError(str(problem))
+    except Exception as problem:  # also what reading or the module's hooks raise
+        error = CheckpointError(str(problem) or type(problem).__name__)
     raise_collectively(comm, error)
     broadcast(comm, [*flat.averaged, *flat.constant])
     flat.model.load_state_dict(part["own"], strict=False)

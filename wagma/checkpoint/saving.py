@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
+from collectives import CollectiveError
 from collectives.agreement import raise_collectively
 from wagma import generators
 from wagma.checkpoint import files, state
@@ -95,6 +96,8 @@ class Saver:
             TypeError: a value could not be read back; on all ranks.
             RuntimeError: inside `join` or `averaged`.
             collectives.ClosedError: after the optimizer's `close`.
+            collectives.RankFailedError: another rank has failed.
+            Exception: what an object's `state_dict` raises on any rank; on all ranks.
         """
         self._optimizer._carried_out(lambda: self._begin(more))
 
@@ -114,7 +117,9 @@ class Saver:
             state.check_readable(part["more"])
             if not all(bool(vector.isfinite().all()) for vector in optimizer.flat.memory):
                 raise CheckpointError("the model is not finite")
-        except (TypeError, CheckpointError) as problem:
+        except CollectiveError:  # others are told of it otherwise
+            raise
+        except Exception as problem:  # of this rank alone, such as of an object's state_dict
             error = problem
         raise_collectively(optimizer.comm, error)
         averaging = part["optimizer"]["averaging"]
@@ -143,10 +148,12 @@ class Saver:
 
         Raises:
             CheckpointError: it could not be written, on some rank; on all ranks.
+            collectives.RankFailedError: another rank has failed.
         """
         return self._optimizer._carried_out(self._finish)
 
     def _finish(self) -> Path | None:
+        self._optimizer._meet("a checkpoint")
         writing, comm = self._writing, self._optimizer.comm
         if writing is not None and writing.comm is not comm:
             writing.give_up()
@@ -222,7 +229,7 @@ def save(
         The checkpoint's directory.
 
     Raises:
-        CheckpointError, TypeError, RuntimeError, collectives.ClosedError: as `Saver.begin` does.
+        Exception: as `Saver.begin` does.
 
     Example:
         >>> checkpoint.save("checkpoints", optimizer, epoch=epoch + 1, scheduler=scheduler)

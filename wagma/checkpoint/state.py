@@ -63,8 +63,13 @@ def check_readable(values: Mapping[str, Any]) -> None:
         except Exception as error:
             raise TypeError(
                 f"{name!r} is or holds what a checkpoint cannot: it takes tensors, numbers, "
-                f"texts, None, and dicts, lists and tuples of these ({str(error).splitlines()[0]})"
+                f"texts, None, and dicts, lists and tuples of these ({first_line(error)})"
             ) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an exception says, or its type if it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def model_of(flat: FlatModel) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -810,6 +810,10 @@ class Averaging(Wrapper):
                 return got[0]
             self._recover(partial(self._restore, own), asked=True)
 
+    def _meet(self, where: str) -> None:
+        """Wait for all ranks, or raise RankFailedError for one that has failed; collective."""
+        meet(self.comm, where, *limits(self._options))
+
     def _heard(self, bits: int) -> int:
         """Return the bits that any rank says; collective, between steps, with `survive`.
 
