@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from wagma import data, generators
+from wagma.tasks import contract
 from wagma.tasks.endless import Endless
 
 
@@ -269,23 +270,25 @@ def noted(worker):
     assert worker in (0, 1)
 
 
+def dealt(training, test):
+    """Return a task's batches as a rank of `wagma train` gets them."""
+    task = contract.Task("task", None, lambda *_: (training, test), None)
+    return contract.deal(task, 0, 1, 2, 0)
+
+
 def test_workers_outlive_the_signals_of_a_batch_system():
-    loader = DataLoader(Killed(), 2, num_workers=2, worker_init_fn=noted)
-    endless = Endless(loader, "task")
-    assert [batch.tolist() for batch in itertools.islice(endless, 4)] == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-        [6, 7],
-    ]
+    """Those that load test batches as well."""
+    both = [DataLoader(Killed(), 2, num_workers=2, worker_init_fn=noted) for _ in range(2)]
+    for batches in dealt(*both):
+        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_a_worker_still_ends_when_its_rank_ends_it():
-    loader = DataLoader(Numbers(), 2, num_workers=1)
-    endless = Endless(loader, "task")
-    next(endless)
-    (worker,) = endless._iterator._workers
+    batches, _ = dealt(DataLoader(Numbers(), 2, num_workers=1), [])
+    iterator = iter(batches)
+    next(iterator)
+    (worker,) = iterator._workers
     worker.terminate()
     worker.join(30)
     assert worker.exitcode == 0
-    endless._iterator._workers_done_event.set()
+    iterator._workers_done_event.set()

@@ -46,7 +46,7 @@ import torch
 from torch import nn
 
 from wagma.job import UsageError
-from wagma.tasks.endless import Endless
+from wagma.tasks.endless import Endless, shield_workers
 
 RANK_STREAM = 4
 
@@ -181,6 +181,7 @@ def deal(task: Task, rank: int, size: int, batch_size: int, seed: int) -> tuple[
                 f"{task.name}: data() returned {a_or_an(batches)} as {kind} batches, not an "
                 "iterable such as a DataLoader"
             )
+        shield_workers(batches)
     return both[0], both[1]
 
 

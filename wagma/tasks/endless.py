@@ -56,8 +56,6 @@ class Endless:
     def _use(self, batches: Iterable[Any]) -> None:
         self._batches: Any = batches
         self._source: Any = source_of(batches)
-        if isinstance(batches, DataLoader) and batches.num_workers:
-            batches.worker_init_fn = partial(shield, batches.worker_init_fn)
 
     def renew(self, batches: Iterable[Any]) -> None:
         """Go on with other batches from the next pass on, or now if this one has no end.
@@ -285,6 +283,12 @@ def like(loader: DataLoader[Any], batch_sampler: Any) -> DataLoader[Any]:
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
     )
+
+
+def shield_workers(batches: Any) -> None:
+    """Let the workers of a loader, if these batches are one's, ignore a batch system's signals."""
+    if isinstance(batches, DataLoader) and batches.num_workers:
+        batches.worker_init_fn = partial(shield, batches.worker_init_fn)
 
 
 def shield(then: Callable[[int], None] | None, worker: int) -> None:
