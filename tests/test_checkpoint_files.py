@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections import namedtuple
 
 import pytest
 import torch
@@ -111,8 +112,10 @@ def test_a_manifest_is_checked_by_its_own_checksum(tmp_path):
 def test_copies_are_not_changed_with_what_they_are_of():
     tensor = torch.zeros(3)
     held = state.Unchanging([torch.ones(2)])
-    copied = state.copied({"a": [tensor, (tensor, 1)], "b": held, "c": "text"})
+    pair = namedtuple("Pair", ["first", "second"])(tensor, 2)
+    copied = state.copied({"a": [tensor, (tensor, 1)], "b": held, "c": "text", "d": pair})
     tensor.fill_(7)
+    assert torch.equal(copied["d"][0], torch.zeros(3)) and copied["d"][1] == 2
     assert torch.equal(copied["a"][0], torch.zeros(3))
     assert isinstance(copied["a"][1], tuple) and torch.equal(copied["a"][1][0], torch.zeros(3))
     assert copied["b"] is held.value and copied["c"] == "text"

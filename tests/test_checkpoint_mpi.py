@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import re
 import shutil
@@ -113,6 +114,36 @@ def test_what_could_not_be_read_back_is_refused_when_it_is_saved(comm, directory
         with pytest.raises(RuntimeError, match=r"inside join\(\)"), optimizer.join():
             checkpoint.save(directory, optimizer)
     assert not files.found(directory)
+
+
+class WithState(torch.nn.Linear):
+    """A layer with a state besides its tensors."""
+
+    held = None
+
+    def get_extra_state(self):
+        return self.held
+
+    def set_extra_state(self, state):
+        self.held = state
+
+
+@pytest.mark.ranks(3)
+def test_what_a_model_or_its_optimizer_could_not_read_back_is_refused(comm, directory):
+    model = WithState(3, 1)
+    with LocalSGD(momentum_sgd(model.parameters()), model, comm=comm) as optimizer:
+        model.held = io.BytesIO()
+        with pytest.raises(TypeError, match="'_extra_state of the model's state' is or holds what"):
+            checkpoint.save(directory, optimizer)
+        model.held = {"a": 1}
+        optimizer.param_groups[0]["made"] = directory
+        with pytest.raises(TypeError, match="\"the optimizer's state\" is or holds what"):
+            checkpoint.save(directory, optimizer)
+        del optimizer.param_groups[0]["made"]
+        checkpoint.save(directory, optimizer)
+        model.held = None
+        checkpoint.load(directory, optimizer)
+    assert model.held == {"a": 1}
 
 
 def test_the_newest_are_kept(comm, directory):

@@ -115,6 +115,8 @@ class Saver:
         try:
             part = self._part(more)
             state.check_readable(part["more"])
+            own = {f"{name} of the model's state": value for name, value in part["own"].items()}
+            state.check_readable({**own, "the optimizer's state": part["optimizer"]})
             if not all(bool(vector.isfinite().all()) for vector in optimizer.flat.memory):
                 raise CheckpointError("the model is not finite")
         except CollectiveError:  # others are told of it otherwise

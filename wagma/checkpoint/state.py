@@ -37,7 +37,8 @@ def copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: copied(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(copied, value)) if type(value) in (list, tuple) else [*value]
+        each = map(copied, value)
+        return type(value)(each) if type(value) in (list, tuple) else [*each]
     return value
 
 
