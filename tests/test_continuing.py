@@ -285,6 +285,29 @@ def test_metrics_of_before_are_kept_where_a_job_was_killed_before_it_saved(tmp_p
     assert (tmp_path / "until-step-60" / "rank-0000.jsonl").read_text() == "until step 60"
 
 
+def test_another_number_of_ranks_is_sent_positions_alone():
+    """Not the models that are kept for evaluation."""
+    sent, dealt = [], []
+    parts = {0: {"batches": "at 3", "trains": True}, 2: {"batches": "at 7", "trains": True}}
+    others = {**parts, 4: {"batches": "none", "trains": False}}
+    found = SimpleNamespace(
+        others={rank: {**part, "kept": ["a model"]} for rank, part in others.items()}
+    )
+
+    def allgather(mine):
+        sent.append(mine)
+        return [mine, {1: "at 5"}]
+
+    batches = SimpleNamespace(deal=lambda *arguments: dealt.append(arguments))
+    its = SimpleNamespace(
+        trainer=SimpleNamespace(batches=batches, place=1, trainers=2),
+        comm=SimpleNamespace(allgather=allgather),
+    )
+    Continuing._go_on_with_data(its, found, alike=False)
+    assert sent == [{0: "at 3", 2: "at 7"}]
+    assert dealt == [(["at 3", "at 5", "at 7"], 1, 2)]
+
+
 def test_what_cannot_be_continued_is_refused_in_one_line(job):
     _, ended = job
     errors = [line for line in ended.stderr.splitlines() if line.startswith("wagma: error: ")]

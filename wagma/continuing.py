@@ -174,8 +174,9 @@ class Continuing:
             trainer.batches.load_state_dict(found["batches"])
             return
         parts: dict[int, dict[str, Any]] = {}
-        for others in self.comm.allgather(found.others):
-            parts |= {rank: each["batches"] for rank, each in others.items() if each["trains"]}
+        mine = {rank: each["batches"] for rank, each in found.others.items() if each["trains"]}
+        for some in self.comm.allgather(mine):
+            parts |= some
         positions = [parts[rank] for rank in sorted(parts)]
         trainer.batches.deal(positions, trainer.place, trainer.trainers)
 
