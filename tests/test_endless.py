@@ -10,7 +10,15 @@ import signal
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from wagma import data, generators
 from wagma.tasks import contract
@@ -38,6 +46,17 @@ def with_generator():
     return DataLoader(Numbers(), 3, shuffle=True, generator=torch.Generator().manual_seed(5))
 
 
+def sampled():
+    generator = torch.Generator().manual_seed(5)
+    return DataLoader(Numbers(), 3, sampler=RandomSampler(Numbers(), generator=generator))
+
+
+def batch_sampled():
+    first, second = (torch.Generator().manual_seed(seed) for seed in (5, 6))
+    sampler = WeightedRandomSampler([0.5] * 20, 20, generator=first)
+    return DataLoader(Numbers(), batch_sampler=BatchSampler(sampler, 3, False), generator=second)
+
+
 def distributed():
     return DataLoader(Numbers(), 3, sampler=DistributedSampler(Numbers(), 2, 1))
 
@@ -58,7 +77,7 @@ def indices():
     return data.Batches(np.arange(11), 4, 0, 3, torch.from_numpy)
 
 
-KINDS = (shuffled, with_generator, distributed, listed, stream, numbers, indices)
+KINDS = (shuffled, with_generator, sampled, batch_sampled, distributed, listed, stream, numbers, indices)
 
 
 def bits(batches):
@@ -82,6 +101,19 @@ def test_batches_go_on_at_a_position_as_if_nothing_had_been(make, drawn):
     again.load_state_dict(position)
     generators.restore(states)
     assert bits(itertools.islice(again, 20)) == expected
+
+
+def test_a_position_in_an_older_checkpoint_has_the_loader_s_generator_alone():
+    endless = Endless(with_generator(), "task")
+    list(itertools.islice(endless, 9))  # in the second pass
+    position = endless.state_dict()
+    (position["begun"]["own"],) = position["begun"]["own"]
+    states = generators.states()
+    expected = bits(itertools.islice(endless, 9))
+    again = Endless(with_generator(), "task")
+    again.load_state_dict(position)
+    generators.restore(states)
+    assert bits(itertools.islice(again, 9)) == expected
 
 
 def test_what_is_skipped_is_not_loaded():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from wagma import generators
@@ -108,7 +109,7 @@ class Endless:
         """Begin a pass."""
         self._tell_epoch()
         if self._source is None and self._keeps_position:
-            self._begun = {"all": generators.states(), "own": own_generator(self._batches)}
+            self._begun = generators_of(self._batches)
         return iter(self._batches)
 
     def _tell_epoch(self) -> None:
@@ -142,9 +143,7 @@ class Endless:
             self._source.load_state_dict(position["source"])
             self._before = position["source"]
         elif self._begun is not None:
-            generators.restore(self._begun["all"])
-            if self._begun["own"] is not None:
-                self._batches.generator.set_state(self._begun["own"])
+            restore_generators(self._batches, self._begun)
             self._tell_epoch()
             if isinstance(self._batches, Iterator):
                 if self._drawn < here:
@@ -165,7 +164,7 @@ class Endless:
         """
         self._peeked, self._iterator, self._drawn, self._may_be_empty = [], None, 0, True
         self._epoch = max(each["epoch"] for each in positions)
-        self._begun = {"all": generators.states(), "own": own_generator(self._batches)}
+        self._begun = generators_of(self._batches)
         if hasattr(self._source, "deal"):
             self._source.deal([each["source"] for each in positions], rank, size)
             return
@@ -221,10 +220,27 @@ def source_of(batches: Any) -> Any:
     return None
 
 
-def own_generator(batches: Any) -> Any:
-    """Return the state of a loader's own generator; None if it has none."""
-    generator: Any = getattr(batches, "generator", None)
-    return generator.get_state() if hasattr(generator, "get_state") else None
+def own_generators(batches: Any) -> list[torch.Generator]:
+    """Return a loader's own generator and those of its samplers, each once."""
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    inner = getattr(batches, "sampler", None), getattr(batch_sampler, "sampler", None)
+    found = (getattr(each, "generator", None) for each in (batches, batch_sampler, *inner))
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def generators_of(batches: Any) -> dict[str, Any]:
+    """Return the states of all generators from which a pass over batches may draw."""
+    own = [each.get_state() for each in own_generators(batches)]
+    return {"all": generators.states(), "own": own}
+
+
+def restore_generators(batches: Any, states: dict[str, Any]) -> None:
+    """Set the generators to what `generators_of` has returned."""
+    generators.restore(states["all"])
+    own = states["own"]  # in older checkpoints the loader's alone, or None
+    own = own if isinstance(own, list) else [own] * (own is not None)
+    for generator, state in zip(own_generators(batches), own):
+        generator.set_state(state)
 
 
 def is_plain(batches: Any) -> bool:
