@@ -173,6 +173,11 @@ def test_batches_are_asked_for_their_position_only_where_it_is_kept():
 # Other numbers of ranks
 
 
+def draw(endless, count):
+    """Return the samples of a number of batches."""
+    return [each for (batch,) in itertools.islice(endless, count) for each in batch.tolist()]
+
+
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 5), (3, 1), (1, 3)])
 def test_the_rest_of_a_pass_is_dealt_without_repeats(before, after):
     """All samples that the first ranks have not drawn, and no other, are in the next batches."""
@@ -197,9 +202,6 @@ def test_a_distributed_sampler_goes_on_in_its_order(before, between, after):
         samplers = [DistributedSampler(numbers, size, rank, seed=3) for rank in range(size)]
         return [Endless(DataLoader(numbers, 2, sampler=each), "task") for each in samplers]
 
-    def draw(endless, count):
-        return [each for (batch,) in itertools.islice(endless, count) for each in batch.tolist()]
-
     drawn, sizes = [], (before, between, after)
     everyone = ranks(before)
     for size, following in itertools.pairwise((*sizes, after)):
@@ -220,6 +222,24 @@ def test_a_distributed_sampler_goes_on_in_its_order(before, between, after):
     for endless in everyone:
         drawn += draw(endless, left // (2 * after))
     assert sorted(drawn) == list(range(96))
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_no_sample_comes_again_where_ranks_have_drawn_unequally(after):
+    numbers = TensorDataset(torch.arange(48))
+
+    def ranks(size):
+        samplers = [DistributedSampler(numbers, size, rank, shuffle=False) for rank in range(size)]
+        return [Endless(DataLoader(numbers, 1, sampler=each), "task") for each in samplers]
+
+    everyone = ranks(2)
+    drawn = [each for endless, count in zip(everyone, (10, 6)) for each in draw(endless, count)]
+    positions = [endless.state_dict() for endless in everyone]
+    everyone = ranks(after)
+    for rank, endless in enumerate(everyone):
+        endless.deal(positions, rank, after)
+    rest = [each for endless in everyone for each in draw(endless, 24 // after)]
+    assert len(set(drawn + rest)) == len(drawn + rest) == 16 + 24
 
 
 @pytest.mark.parametrize("after", [3, 4])

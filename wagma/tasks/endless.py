@@ -176,11 +176,11 @@ class Endless:
             )
             return
         now = [each for each in positions if each["epoch"] == self._epoch]
-        drawn = sum(each["drawn"] for each in now) * self._batches.batch_size
-        sharers = max(each["sharers"] for each in now)
-        if sharers > len(positions):  # the parts of ranks that have died are left out
-            drawn = math.ceil(drawn * sharers / len(positions))
-        self._dealt = drawn + max(each["dealt"] for each in now)
+        # As if all had drawn as much as the one that has drawn most, also those that have died: a
+        # position in the common order is all that is kept, and no sample is to come twice.
+        drawn = max(each["drawn"] for each in now) * self._batches.batch_size
+        sharers = max(len(positions), *(each["sharers"] for each in now))
+        self._dealt = drawn * sharers + max(each["dealt"] for each in now)
         self._tell_epoch()
         self._iterator = iter(rest_of(self._batches, self._dealt))
 
