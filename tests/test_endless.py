@@ -84,6 +84,29 @@ def bits(batches):
     return [batch.numpy().tobytes() for batch in batches]
 
 
+class Permuted:
+    """Batches of the numbers to 20, in passes, that know their position."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(5)
+        self.left = None
+
+    def __iter__(self):
+        if self.left is None:
+            self.left = torch.randperm(20, generator=self.generator).tolist()
+        while self.left:
+            batch, self.left = self.left[:3], self.left[3:]
+            yield batch
+        self.left = None
+
+    def state_dict(self):
+        return {"left": self.left, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.left = state["left"]
+        self.generator.set_state(state["generator"])
+
+
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("drawn", [0, 1, 6, 7, 16])
 def test_batches_go_on_at_a_position_as_if_nothing_had_been(make, drawn):
@@ -101,6 +124,27 @@ def test_batches_go_on_at_a_position_as_if_nothing_had_been(make, drawn):
     again.load_state_dict(position)
     generators.restore(states)
     assert bits(itertools.islice(again, 20)) == expected
+
+
+@pytest.mark.parametrize("sampler", [lambda: data.Batches(np.arange(20), 3, 0, 3, list), Permuted])
+@pytest.mark.parametrize(("drawn", "persistent"), [(0, False), (6, False), (8, True)])
+def test_what_workers_have_been_sent_ahead_is_not_lost(sampler, drawn, persistent):
+    def begun():
+        loader = DataLoader(
+            torch.arange(20),
+            batch_sampler=sampler(),
+            num_workers=1,
+            persistent_workers=persistent,
+        )
+        endless = Endless(loader, "task")
+        endless.peek()
+        return endless
+
+    endless, again = begun(), begun()
+    list(itertools.islice(endless, drawn))
+    next(again)
+    again.load_state_dict(endless.state_dict())
+    assert bits(itertools.islice(again, 9)) == bits(itertools.islice(endless, 9))
 
 
 def test_a_position_in_an_older_checkpoint_has_the_loader_s_generator_alone():
@@ -191,6 +235,24 @@ def test_the_rest_of_a_pass_is_dealt_without_repeats(before, after):
         left = 61 - len(seen)
         rest += itertools.islice(endless, left // after + (rank < left % after))
     assert sorted([*seen, *np.concatenate(rest)]) == list(range(61))
+
+
+def test_what_workers_have_been_sent_ahead_is_dealt_as_well():
+    def ranks(size):
+        shards = [np.arange(rank, 60, size) for rank in range(size)]
+        samplers = [data.Batches(each, 2, 0, 7, list) for each in shards]
+        numbers = torch.arange(60)
+        loaders = [DataLoader(numbers, batch_sampler=each, num_workers=1) for each in samplers]
+        return [Endless(each, "task") for each in loaders]
+
+    def numbers(endless, count):
+        return torch.cat(list(itertools.islice(endless, count))).tolist()
+
+    everyone = ranks(2)
+    drawn = [each for endless in everyone for each in numbers(endless, 3)]
+    (rest,) = ranks(1)
+    rest.deal([endless.state_dict() for endless in everyone], 0, 1)
+    assert sorted(drawn + numbers(rest, 24)) == list(range(60))
 
 
 @pytest.mark.parametrize(("before", "between", "after"), [(4, 2, 3), (2, 4, 1), (1, 3, 2)])

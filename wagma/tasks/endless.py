@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import math
@@ -9,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -51,12 +53,11 @@ class Endless:
         self._iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
         self._begun: dict[str, Any] | None = None  # the generators at the beginning of the pass
-        asks = keeps_position and self._source is not None
-        self._before = self._source.state_dict() if asks else None
+        self._before = None if self._source is None else copy.deepcopy(self._source.state_dict())
 
     def _use(self, batches: Iterable[Any]) -> None:
         self._batches: Any = batches
-        self._source: Any = source_of(batches)
+        self._source: Any = source_of(batches) if self._keeps_position else None
 
     def renew(self, batches: Iterable[Any]) -> None:
         """Go on with other batches from the next pass on, or now if this one has no end.
@@ -110,6 +111,8 @@ class Endless:
         self._tell_epoch()
         if self._source is None and self._keeps_position:
             self._begun = generators_of(self._batches)
+        if isinstance(self._source, Delivered):
+            return self._source.batches()
         return iter(self._batches)
 
     def _tell_epoch(self) -> None:
@@ -185,6 +188,53 @@ class Endless:
         self._iterator = iter(rest_of(self._batches, self._dealt))
 
 
+class Delivered:
+    """A batch sampler whose position is that after the batches that a loader's workers delivered.
+
+    They are sent the indices of further ones ahead.
+
+    Args:
+        loader: With workers, and a batch sampler with a `state_dict`, whose ``deal`` is this one's.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._sampler: Any = loader.batch_sampler
+        self._loader = like(loader, self, loader.persistent_workers)
+        self._state = copy.deepcopy(self._sampler.state_dict())
+        self._ahead: deque[dict[str, Any]] = deque()  # the states after what is sent ahead
+        if hasattr(self._sampler, "deal"):
+            self.deal = self._deal
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the sampler's batches, and note its state after each."""
+        for indices in self._sampler:
+            self._ahead.append(copy.deepcopy(self._sampler.state_dict()))
+            yield indices
+
+    def batches(self) -> Iterator[Any]:
+        """Return an iterator over what the loader delivers, from its sampler's state on."""
+        self._ahead.clear()
+        return self._noting(iter(self._loader))  # here, since it may draw from the generators
+
+    def _noting(self, delivered: Iterator[Any]) -> Iterator[Any]:
+        for batch in delivered:
+            self._state = self._ahead.popleft()
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampler's state when the batch that was delivered last was drawn."""
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a position."""
+        self._sampler.load_state_dict(state)
+        self._state = state
+
+    def _deal(self, states: list[dict[str, Any]], rank: int, size: int) -> None:
+        self._sampler.deal(states, rank, size)
+        self._state = copy.deepcopy(self._sampler.state_dict())
+
+
 class Later:
     """A sampler's batches after the first ones, which it skips when it is primed.
 
@@ -216,7 +266,8 @@ def source_of(batches: Any) -> Any:
     """Return what knows the position of the batches: they, or their batch sampler; None: nobody."""
     for each in (batches, getattr(batches, "batch_sampler", None)):
         if hasattr(each, "state_dict") and hasattr(each, "load_state_dict"):
-            return each
+            ahead = each is not batches and batches.num_workers and is_plain(batches)
+            return Delivered(batches) if ahead else each
     return None
 
 
@@ -285,7 +336,9 @@ def rest_of(batches: Any, dealt: int) -> Any:
     return like(batches, BatchSampler(rest, batches.batch_size, batches.drop_last))
 
 
-def like(loader: DataLoader[Any], batch_sampler: Any) -> DataLoader[Any]:
+def like(
+    loader: DataLoader[Any], batch_sampler: Any, persistent_workers: bool = False
+) -> DataLoader[Any]:
     """Return a loader of the same data with another sampler."""
     return DataLoader(
         loader.dataset,
@@ -298,6 +351,7 @@ def like(loader: DataLoader[Any], batch_sampler: Any) -> DataLoader[Any]:
         multiprocessing_context=loader.multiprocessing_context,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
+        persistent_workers=persistent_workers,
     )
 
 
