@@ -137,7 +137,7 @@ def test_what_a_model_or_its_optimizer_could_not_read_back_is_refused(comm, dire
             checkpoint.save(directory, optimizer)
         model.held = {"a": 1}
         optimizer.param_groups[0]["made"] = directory
-        with pytest.raises(TypeError, match="\"the optimizer's state\" is or holds what"):
+        with pytest.raises(TypeError, match='"the optimizer\'s state" is or holds what'):
             checkpoint.save(directory, optimizer)
         del optimizer.param_groups[0]["made"]
         checkpoint.save(directory, optimizer)

@@ -77,7 +77,17 @@ def indices():
     return data.Batches(np.arange(11), 4, 0, 3, torch.from_numpy)
 
 
-KINDS = (shuffled, with_generator, sampled, batch_sampled, distributed, listed, stream, numbers, indices)
+KINDS = (
+    shuffled,
+    with_generator,
+    sampled,
+    batch_sampled,
+    distributed,
+    listed,
+    stream,
+    numbers,
+    indices,
+)
 
 
 def bits(batches):
@@ -105,6 +115,18 @@ class Permuted:
     def load_state_dict(self, state):
         self.left = state["left"]
         self.generator.set_state(state["generator"])
+
+
+def indexed():
+    """As the images are loaded that are changed at random."""
+    return DataLoader(Numbers(), batch_sampler=data.Batches(np.arange(20), 3, 0, 3, list))
+
+
+def in_passes():
+    return DataLoader(Numbers(), batch_sampler=Permuted())
+
+
+KINDS += (indexed, in_passes)
 
 
 @pytest.mark.parametrize("make", KINDS)

@@ -109,7 +109,7 @@ class Endless:
     def _begin(self) -> Iterator[Any]:
         """Begin a pass."""
         self._tell_epoch()
-        if self._source is None and self._keeps_position:
+        if self._keeps_position:
             self._begun = generators_of(self._batches)
         if isinstance(self._source, Delivered):
             return self._source.batches()
@@ -145,6 +145,10 @@ class Endless:
         if self._source is not None:
             self._source.load_state_dict(position["source"])
             self._before = position["source"]
+            if position["peeked"] and self._begun is not None:
+                restore_generators(self._batches, self._begun)
+            if self._drawn or position["peeked"]:  # it may draw from the generators: do so now
+                self._iterator = self._begin()
         elif self._begun is not None:
             restore_generators(self._batches, self._begun)
             self._tell_epoch()
