@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from wagma import job
+from wagma.continuing import Continuing
+from wagma.pauses import Said
 
 HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -53,6 +56,29 @@ def test_a_block_that_turns_out_to_take_longer_is_left_longer(signals):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(20)
     assert len(asked) >= 4
+
+
+def test_a_signal_does_not_end_a_pause_that_waits_for_the_disk(signals):
+    """It counts from the end of the pause on, for the steps that follow."""
+    during, after = [], []
+
+    def save(call):
+        signal.raise_signal(signal.SIGUSR1)
+        during.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    def saved():
+        after.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    pauses = SimpleNamespace(
+        wish=Said.SAVE, said_by_all=lambda mine: Said.SAVE, meet=lambda: Said.STOP, saved=saved
+    )
+    trainer = SimpleNamespace(optimizer=SimpleNamespace(_carried_out=save), steps=lambda: [])
+    its = SimpleNamespace(signals=signals, pauses=pauses, trainer=trainer)
+    with signals.raising_after(lambda: 600.0, lambda: math.inf):
+        assert list(Continuing.steps(its, metrics=None)) == []
+    assert signals.received == signal.SIGUSR1
+    assert during == [0, 0]
+    assert after[0] > 500 and after[1] == 0  # the second pause ends the training
 
 
 def test_a_deadline_ends_a_block_as_a_signal_does(signals):

@@ -236,7 +236,8 @@ class Continuing:
             ends = bool(why & Said.STOP or not why)
             if ends:
                 self.signals.stopped()
-            optimizer._carried_out(lambda ends=ends: self._save_what_is_new(metrics, ends))
+            with self.signals.held():
+                optimizer._carried_out(lambda ends=ends: self._save_what_is_new(metrics, ends))
             self.pauses.saved()
             if ends:
                 self.complete, self.stopped = True, bool(why)

@@ -165,6 +165,22 @@ class Signals:
         self._late = None
         signal.setitimer(signal.ITIMER_REAL, 0)
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Raise nothing in a block that all ranks have come to; `raising_after` begins anew then.
+
+        What the ranks do in it, such as waiting for a disk, takes its time.
+        """
+        late, self._late = self._late, None
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            yield
+        finally:
+            if late is not None:
+                patience, deadline, _ = late
+                self._late = patience, deadline, time.monotonic()
+                self._set_alarm()
+
     def _left(self) -> float:
         """Return the seconds after which Interrupted is raised in `raising_after`."""
         if self._late is None:
