@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from wagma.checkpoint import files, state
+from wagma.checkpoint import files, saving, state
 from wagma.checkpoint.files import BrokenError
 from wagma.checkpoint.saving import _Writing
 
@@ -98,6 +99,19 @@ def test_a_checkpoint_has_no_name_before_its_manifest_is_complete(tmp_path, monk
     names = ["look_at", "look_at", "write_json", "complete", "write_json"]
     assert seen == [(name, 0) for name in names]
     assert [path.name for path in files.found(tmp_path)] == ["000001-step-5"]
+
+
+def test_what_does_not_fit_on_a_disk_is_removed_at_once(tmp_path, monkeypatch):
+    def full(path):
+        if path.name == files.part_name(0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return [0, ""]
+
+    monkeypatch.setattr(saving, "durable", full)
+    with pytest.raises(AssertionError, match="No space left on device"):
+        write(tmp_path, 5)
+    (begun,) = tmp_path.iterdir()
+    assert list(begun.iterdir()) == []
 
 
 def test_a_manifest_is_checked_by_its_own_checksum(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import shlex
 import signal
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import launch
 import pages
@@ -306,6 +309,23 @@ def test_another_number_of_ranks_is_sent_positions_alone():
     Continuing._go_on_with_data(its, found, alike=False)
     assert sent == [{0: "at 3", 2: "at 7"}]
     assert dealt == [(["at 3", "at 5", "at 7"], 1, 2)]
+
+
+def test_metrics_that_do_not_fit_on_a_disk_are_a_checkpoint_that_cannot_be_written():
+    def size():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    warnings = []
+    its = SimpleNamespace(
+        trainer=MagicMock(),
+        tally=MagicMock(),
+        saver=MagicMock(),
+        comm=SimpleNamespace(allgather=lambda mine: [mine]),
+        _warn=warnings.append,
+    )
+    its._state = partial(Continuing._state, its)
+    Continuing._save(its, SimpleNamespace(size=size))
+    assert list(map(str, warnings)) == ["cannot write the metrics: No space left on device"]
 
 
 def test_what_cannot_be_continued_is_refused_in_one_line(job):

@@ -1,6 +1,8 @@
 """A run's directory: new, and one job's alone."""
 
+import errno
 import itertools
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +86,49 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path, name):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="link exists"):
         runs.new_directory(tmp_path, "link")
+
+
+class Disk:
+    """A file of a disk that has room for so many bytes more."""
+
+    def __init__(self, file, free):
+        self._file, self.free = file, free
+
+    def write(self, held):
+        fits = bytes(held[: self.free])
+        if not fits:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.free -= len(fits)
+        return self._file.write(fits)
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._file.close()
+
+
+def test_records_stay_in_memory_while_a_disk_is_full(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(runs, "FLUSH_EVERY", 0)
+    path = tmp_path / "rank-0000.jsonl"
+    lines = runs.JsonLines(path)
+    disk = lines._file = Disk(lines._file, 17)
+    records = [{"step": step} for step in range(4)]
+    for record in records[:3]:
+        lines.write(record)
+    assert path.stat().st_size == 17
+    (message,) = caplog.messages
+    assert message == f"cannot write {path} for now: No space left on device"
+    with pytest.raises(OSError, match="No space left"):
+        lines.size()
+    disk.free = 1000
+    lines.write(records[3])
+    assert lines.size() == path.stat().st_size
+    lines.close()
+    assert list(map(json.loads, path.read_text().splitlines())) == records
 
 
 @pytest.mark.launch

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from collectives.agreement import counted
+from collectives.agreement import counted, raise_collectively
 from collectives.process import end_job, last_words
 from wagma import checkpoint, generators
 from wagma.checkpoint import files
@@ -255,10 +255,29 @@ class Continuing:
 
     def _save(self, metrics: JsonLines) -> None:
         """Begin to write a checkpoint; collective."""
+        try:
+            self.saver.begin(**self._state(metrics))
+            self._is_writing = True
+        except (checkpoint.CheckpointError, TypeError) as error:
+            self._warn(error)
+
+    def _state(self, metrics: JsonLines) -> dict[str, Any]:
+        """Return what this rank has to continue with; collective.
+
+        Raises:
+            CheckpointError: a rank's metrics cannot be written; on all ranks.
+        """
         trainer = self.trainer
         counts = copy.copy(self.tally)
         counts.add_averaging(trainer.optimizer.collective.statistics())
-        state = {
+        size = 0
+        error: Exception | None = None
+        try:
+            size = metrics.size()
+        except OSError as problem:
+            error = checkpoint.CheckpointError(f"cannot write the metrics: {problem.strerror}")
+        raise_collectively(self.comm, error)
+        return {
             "step": max(self.comm.allgather(trainer.made)),
             "steps": trainer.made,
             "elapsed_s": trainer.elapsed if trainer.started is not None else trainer.earlier,
@@ -267,14 +286,9 @@ class Continuing:
             "batches": trainer.batches,
             "trains": trainer.trains,
             "kept": Unchanging([tuple(each) for each in trainer.kept]),
-            "metrics": metrics.size(),
+            "metrics": size,
             "counted": {name: getattr(counts, name) for name in COUNTED},
         }
-        try:
-            self.saver.begin(**state)
-            self._is_writing = True
-        except (checkpoint.CheckpointError, TypeError) as error:
-            self._warn(error)
 
     def _finish(self) -> bool:
         """Wait for the checkpoint that is being written; the training survives its failure.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import math
 import os
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collectives.statistics import Statistics
 
 FLUSH_EVERY = 1.0
+log = logging.getLogger(__name__)
 POINTS = 60  # per curve: more would show the batches' noise
 
 
@@ -115,33 +117,60 @@ def _finite(value: object) -> object:
 class JsonLines:
     """A file with one JSON object per line, flushed once a second and when it is closed.
 
+    While that fails, as on a full disk, lines stay in memory; the first time, a warning says so.
+
     Args:
         path: The file.
         size: Bytes of it that are kept, if it is there.
     """
 
     def __init__(self, path: Path, size: int = 0) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
         self._file.truncate(min(size, path.stat().st_size))
+        self._lines = bytearray()  # not written
         self._flushed = time.monotonic()
+        self._has_failed = False
 
     def write(self, record: dict) -> None:
         """Append a record, as `in_json` writes it."""
-        self._file.write(in_json(record) + "\n")
+        self._lines += in_json(record).encode() + b"\n"
         now = time.monotonic()
         if now - self._flushed >= FLUSH_EVERY:
-            self._file.flush()
             self._flushed = now
+            self._try_to_flush()
+
+    def _flush(self) -> None:
+        while self._lines:
+            del self._lines[: self._file.write(self._lines)]
+
+    def _try_to_flush(self) -> None:
+        try:
+            self._flush()
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                log.warning("cannot write %s for now: %s", self._file.name, error.strerror)
 
     def size(self) -> int:
-        """Have all of it written to the disk, and return the file's bytes."""
-        self._file.flush()
+        """Have all of it written to the disk, and return the file's bytes.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._flush()
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        """Write out what is still in memory, and close the file."""
-        self._file.close()
+        """Write out what is still in memory, and close the file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if self._file.closed:
+            return
+        with self._file:
+            self._flush()
 
     def __enter__(self) -> JsonLines:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Mapping
@@ -324,6 +325,7 @@ class _Writing:
         except Exception as error:  # of the file system, or of a library that writes there
             text = error.strerror if isinstance(error, OSError) else str(error)
             self._error = CheckpointError(f"cannot write {self.path}: {text}")
+            self._remove_own()  # now, since others may need the space on the disk
         finally:
             self._written.set()
             self._part, self._tensors = {}, {}
@@ -340,6 +342,12 @@ class _Writing:
             torch.save(self._part, file)
         entries[path.name] = durable(path)
         files.write_json(self._unfinished / said_by(self.rank), {"files": entries})
+
+    def _remove_own(self) -> None:
+        names = [files.part_name(self.rank), *([] if self.rank else [files.MODEL])]
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self._unfinished / name).unlink()
 
     def _complete(self) -> None:
         """Wait for all ranks' files, and complete the checkpoint."""
