@@ -6,6 +6,8 @@ What the launcher gave goes to the server behind the socket: environment, direct
 Signals go on to the process, whose end is this one's as well.
 """
 
+import contextlib
+import functools
 import json
 import os
 import resource
@@ -39,8 +41,16 @@ def open_files():
     return [number for number in found if os.path.exists(f"/proc/self/fd/{number}")]
 
 
+def forward(process, number, frame):
+    """Send a signal on, unless the process has ended meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
 def main():
     files = open_files()
+    if len(files) > MOST_FILES:
+        sys.exit(f"{len(files)} files are open, and a forked process gets at most {MOST_FILES}")
     # One that comes before there is a process is for it, too.
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     server = socket.socket(socket.AF_UNIX)
@@ -53,11 +63,8 @@ def main():
             os.close(number)  # whose end the launcher may wait for
     (process,) = PID.unpack(server.recv(PID.size, socket.MSG_WAITALL))
 
-    def forward(number, frame):
-        os.kill(process, number)
-
     for number in FORWARDED:
-        signal.signal(number, forward)
+        signal.signal(number, functools.partial(forward, process))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     (status,) = PID.unpack(server.recv(PID.size, socket.MSG_WAITALL))
     if status < 0:

@@ -1,11 +1,15 @@
 """The harness itself: a rank that fails or hangs ends the run soon, with its traceback."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import textwrap
 from functools import partial
 from pathlib import Path
 
+import forked as stub
 import lockstep
 import psutil
 import pytest
@@ -309,6 +313,28 @@ print(sys.argv[1:], os.environ["SAID"], os.getcwd(), __name__, __file__, beside.
 print(sorted(os.listdir("/proc/self/fd"))[:3], sys.path[0], os.sched_getaffinity(0))
 atexit.register(print, "the end")
 """
+
+
+def test_a_signal_for_a_forked_process_that_has_just_ended_is_dropped():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    stub.forward(ended.pid, 0, None)
+
+
+def test_more_files_than_a_forked_process_gets_are_refused():
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(stub.MOST_FILES)]
+    try:
+        result = subprocess.run(
+            [sys.executable, "-I", "-S", stub.__file__, "no socket"],
+            pass_fds=files,
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        for number in files:
+            os.close(number)
+    told = rf"\d+ files are open, and a forked process gets at most {stub.MOST_FILES}\n"
+    assert result.returncode == 1 and re.fullmatch(told, result.stderr)
 
 
 def test_a_job_knows_its_processes_whatever_became_of_their_parents():
