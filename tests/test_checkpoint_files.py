@@ -123,6 +123,15 @@ def test_a_manifest_is_checked_by_its_own_checksum(tmp_path):
         files.read_json(path)
 
 
+def test_an_error_without_a_text_is_named_by_its_type():
+    class Large:
+        def __reduce__(self):
+            raise MemoryError
+
+    with pytest.raises(TypeError, match=r"'more' is or holds .* \(MemoryError\)"):
+        state.check_readable({"more": Large()})
+
+
 def test_copies_are_not_changed_with_what_they_are_of():
     tensor = torch.zeros(3)
     held = state.Unchanging([torch.ones(2)])
