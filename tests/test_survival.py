@@ -292,6 +292,35 @@ def test_checkpoints_are_saved_by_those_that_are_left(job, tmp_path):
     assert saved == {5: 4, 10: 3, 15: 3, 20: 2, 25: 2, 35: 1, 40: 1}
 
 
+@pytest.mark.parametrize("name", ["WAGMA", "LocalSGD"])
+def test_a_rank_that_dies_before_its_first_step_counts_by_what_it_has_loaded(job, tmp_path, name):
+    result = job(
+        f"""
+        name, directory = {name!r}, {str(tmp_path)!r}
+        """
+        """
+        mine, optimizer, told = make(name)
+        with torch.no_grad():
+            for parameter in mine.parameters():
+                parameter.fill_(3)  # far from what a new model has
+        checkpoint.save(directory, optimizer)
+        optimizer.close()
+        mine, optimizer, told = make(name)
+        checkpoint.load(directory, optimizer)
+        MPI.COMM_WORLD.Barrier()
+        if me == 1:
+            die()
+        optimizer.synchronize()
+        assert (told[0].dead, told[0].counted) == ((1,), (1,)), told
+        assert all(each.allclose(torch.tensor(3.0)) for each in mine.parameters())
+        optimizer.close()
+        print("went on", optimizer.comm.size, flush=True)
+        """,
+        ranks=3,
+    )
+    assert result.check().stdout.count("went on 2") == 2
+
+
 @pytest.mark.brief
 def test_wagma_train_goes_on_with_the_data_of_the_dead(mpirun, tmp_path):
     """And saves checkpoints, from which as many ranks continue as are left."""

@@ -595,6 +595,8 @@ class Averaging(Wrapper):
         if restarts:
             for extra in self._extras:
                 extra.joined()
+        if self._survival is not None:  # a rank may die before its next step
+            self._survival.publish(self._published)
 
     def _each_has_its_own(self, averaging: dict[str, Any]) -> bool:
         """Return whether every rank is loading the state that it saved; collective.
