@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -41,6 +42,30 @@ def open_files():
     return [number for number in found if os.path.exists(f"/proc/self/fd/{number}")]
 
 
+def piped(files):
+    """Return what is to be read of a pipe, and the files with that in place of a terminal.
+
+    A process that has no launcher among its parents would take Open MPI's for the user's.
+    """
+    if 1 not in files or not os.isatty(1):
+        return None, files
+    source, sink = os.pipe()
+    return source, [sink if number == 1 else number for number in files]
+
+
+def copy_until_end(source, server):
+    """Copy what comes from a pipe, until the server tells of the end and there is no more."""
+    while source is not None:
+        ready, _, _ = select.select([source, server], [], [])
+        if source not in ready:
+            return
+        text = os.read(source, 1 << 16)
+        if not text:
+            return
+        while text:
+            text = text[os.write(1, text) :]
+
+
 def forward(process, number, frame):
     """Send a signal on, unless the process has ended meanwhile."""
     with contextlib.suppress(ProcessLookupError):
@@ -56,16 +81,17 @@ def main():
     server = socket.socket(socket.AF_UNIX)
     server.connect(sys.argv[1])
     text = json.dumps(request(sys.argv[2:], files)).encode()
-    socket.send_fds(server, [LENGTH.pack(len(text))], files)
+    copied, given = piped(files)
+    socket.send_fds(server, [LENGTH.pack(len(text))], given)
     server.sendall(text)
-    for number in files:
-        if number > 2:
-            os.close(number)  # whose end the launcher may wait for
+    for number in {*given, *files} - {0, 1, 2}:
+        os.close(number)  # whose end the launcher may wait for
     (process,) = PID.unpack(server.recv(PID.size, socket.MSG_WAITALL))
 
     for number in FORWARDED:
         signal.signal(number, functools.partial(forward, process))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    copy_until_end(copied, server)
     (status,) = PID.unpack(server.recv(PID.size, socket.MSG_WAITALL))
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
