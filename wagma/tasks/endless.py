@@ -201,8 +201,8 @@ class Delivered:
         loader: With workers, and a batch sampler with a `state_dict`, whose ``deal`` is this one's.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._sampler: Any = loader.batch_sampler
+    def __init__(self, loader: Any) -> None:
+        self._sampler = loader.batch_sampler
         self._loader = like(loader, self, loader.persistent_workers)
         self._state = copy.deepcopy(self._sampler.state_dict())
         self._ahead: deque[dict[str, Any]] = deque()  # the states after what is sent ahead
