@@ -13,7 +13,7 @@ from training import said
 from wagma import cli, comparison, imbalance, show
 from wagma.evaluation import copy_of, evaluate_kept, mean_over_ranks
 from wagma.methods import METHODS
-from wagma.runs import recorded
+from wagma.runs import Tally, recorded, summarize
 from wagma.tasks import local
 from wagma.tasks.contract import Task
 from wagma.trainer import Trainer
@@ -21,15 +21,14 @@ from wagma.trainer import Trainer
 ALONE = MPI.COMM_SELF
 
 
-def summary(rate=100.0, bound=5.0, values=(0.5, 0.9), metric="accuracy", **more):
+def summary(rate=100.0, share=0.9, values=(0.5, 0.9), metric="accuracy", **more):
     """A run's summary, with an evaluation at every second."""
     evaluations = [
         {"step": 10 * n, "elapsed_s": float(n), metric: value} for n, value in enumerate(values, 1)
     ]
     return {
         "samples_per_s": rate,
-        "bound_s": bound,
-        "bound_over_wall": 0.9,
+        "bound_over_wall": share,
         "waiting_share": 0.25,
         "mean_staleness": None,
         "bytes_sent": 2_000_000,
@@ -44,15 +43,37 @@ def summary(rate=100.0, bound=5.0, values=(0.5, 0.9), metric="accuracy", **more)
 
 
 def test_an_algorithms_figures_are_medians_and_its_ratios_are_seed_by_seed():
-    first = [summary(100, 4.0), summary(10, 8.0), summary(1, 4.0)]
-    of = [summary(rate, 4.0, (value,)) for rate, value in ((150, 0.8), (14, 0.9), (3, 0.7))]
+    first = [summary(100, 0.9), summary(10, 0.6), summary(1, 0.9)]
+    of = [summary(rate, 0.9, (value,)) for rate, value in ((150, 0.8), (14, 0.9), (3, 0.7))]
     figures = comparison.figures(of, first, None)
     assert figures["samples_per_s"] == 14
     assert figures["ratio"] == 1.5
-    assert figures["bound_ratio"] == 1.0
+    assert figures["bound_ratio"] == pytest.approx(1.5)
     assert figures["mean"] == pytest.approx(0.8) and figures["deviation"] == pytest.approx(0.1)
     assert figures["target_s"] is None and figures["mean_staleness"] is None
     assert comparison.figures(of[:1], first[:1], None)["deviation"] is None
+
+
+def run_by_time(steps, possible):
+    """Return the summary of two ranks that make steps of 16 samples in 10 s, as by `summarize`."""
+    tallies = [Tally(None, 10.0) for _ in steps]
+    for tally, count in zip(tallies, steps):
+        for number in range(1, count + 1):
+            tally.add(
+                {
+                    **{"compute_s": 10 / count, "delay_s": 0.0, "elapsed_s": 10 * number / count},
+                    **{"loss": 0.5, "samples": 16, "synchronized": True},
+                }
+            )
+    return summary() | summarize(tallies, lambda times, limit: possible)
+
+
+def test_by_time_the_ratio_of_bounds_is_that_of_the_steps_that_the_methods_could_make():
+    waits, never_waits = run_by_time((8, 8), possible=20), run_by_time((45, 9), possible=60)
+    figures = comparison.figures([never_waits], [waits], None)
+    assert figures["ratio"] == pytest.approx(54 / 16)
+    assert figures["bound_over_wall"] == pytest.approx(54 / 60)
+    assert figures["bound_ratio"] == pytest.approx(60 / 20)
 
 
 @pytest.mark.parametrize(
