@@ -219,6 +219,37 @@ def test_told_work_is_divided_out(tmp_path):
     assert slow_ranks(found) == {3}
 
 
+def run_with_lengths(mean, base=0.003, per_work=8e-6, seed=0):
+    """Return a run whose steps take `base` and `per_work` of their work, of ranks' mean works."""
+    run = Run(seed, ranks=len(mean))
+    run.work = np.rint(mean * np.exp(run.rng.normal(0, 0.15, run.shape)))
+    whole = run.own()
+    for part in run.parts:
+        run.parts[part] *= (base + per_work * run.work) / whole.mean()
+    return run
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_whose_batches_are_short_for_good_are_no_stragglers(tmp_path, ranks):
+    mean = np.full(ranks, 360.0)
+    mean[: ranks // 2 : 2] = 180.0
+    assert report.of(run_with_lengths(mean).write(tmp_path / "run")).stragglers == ()
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_slow_rank_with_long_batches_is_a_straggler(tmp_path, ranks):
+    mean = np.full(ranks, 180.0)
+    mean[-1] = 360.0
+    run = run_with_lengths(mean)
+    run.parts["gradient"][:, -1] *= 1.5
+    found = report.of(run.write(tmp_path / "run"))
+    assert slow_ranks(found) == {ranks - 1}
+    (straggler,) = found.stragglers
+    assert (straggler.pattern, straggler.part) == ("always", "gradient")
+    # 1.38 with the millisecond of averaging; of two ranks, the slow one's line counts as much.
+    assert 1.25 < straggler.ratio < 1.45
+
+
 def test_samples_are_work_if_all_have_equally_many_elements(tmp_path):
     run = Run(0)
     run.samples[:, 2] = 64
@@ -227,6 +258,20 @@ def test_samples_are_work_if_all_have_equally_many_elements(tmp_path):
         run.parts[part][:, 2] *= 2
     found = report.of(run.write(tmp_path / "run"))
     assert found.insufficient is None and found.stragglers == ()
+
+
+def test_equal_work_changes_no_time_and_its_line_is_found_in_spite_of_slow_ranks():
+    times = np.random.default_rng(0).lognormal(0, 0.1, (40, 4))
+    assert (analysis.scale_by(np.full(times.shape, 7.0), times) == 1).all()
+    assert (analysis.scale_by(1 / times, times) == 1).all()  # less work does not take longer
+    work = np.random.default_rng(1).integers(100, 400, times.shape)
+    times = 3.0 + 0.01 * work
+    times[:, 1] *= 2
+    times[::5, 2] += 8
+    assert analysis.line_of(work, times) == pytest.approx((3.0, 0.01))
+    assert analysis.line_of(work, 0.01 * work - 0.5) == pytest.approx((0.0, 0.01))
+    constant = np.broadcast_to([100, 200, 300, 400], times.shape)
+    assert analysis.line_of(constant, 3.0 + 0.01 * constant) == pytest.approx((3.0, 0.01))
 
 
 def test_few_steps_and_one_rank_are_insufficient(tmp_path):

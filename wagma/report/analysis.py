@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ LEAST = 1e-9  # seconds, of a step without any
 COMPUTE = "data", "gradient", "optimizer"
 FAULTS = 0.1  # of a step, that wait for a disk: the process is swapped
 UNEQUAL_WORK = 0.02  # of a step's work: ranks' batches are not equal
+FITTED = 10_000  # steps of each rank at most, by which the time of work is told
+SUFFICES = 0.1  # of the variance of work: what ranks' own steps tell its time by
 SELDOM = 0.1  # the share of steps with unequal work, such as the last ones of the data
 MATTERS = 1.1  # the slowest rank's time divided by the mean, from which on the OSDI paper counts it
 
@@ -39,7 +42,7 @@ def of(run: Path | str, machine: str | None = None) -> Report:
         OSError: it cannot be read.
     """
     recorded = records.read(Path(run))
-    own, scale, insufficient, stragglers = compared(recorded)
+    own, equal, insufficient, stragglers = compared(recorded)
     try:
         job = Job(recorded, machine)
     except NotSimulated:
@@ -63,7 +66,7 @@ def of(run: Path | str, machine: str | None = None) -> Report:
         error=job.wall / recorded.wall - 1 if job and recorded.wall else None,
         steps_per_s=rate_of(recorded, job),
         insufficient=insufficient,
-        ranks=numbers(recorded, own * scale),
+        ranks=numbers(recorded, equal),
         stragglers=tuple(stragglers),
         cost=together,
         imbalance=imbalance_of(own, stragglers, job),
@@ -84,23 +87,25 @@ class Compared(NamedTuple):
 
     Attributes:
         own: seconds of the ranks' own steps, float64 array of shape (steps, ranks).
-        scale: what these are multiplied by for equal work, of the same shape.
+        equal: the same for equal work, of the same shape.
         insufficient: why they cannot be compared; None: they can.
         stragglers: those found, without their costs.
     """
 
     own: np.ndarray
-    scale: np.ndarray
+    equal: np.ndarray
     insufficient: str | None
     stragglers: list[Straggler]
 
 
 def compared(recorded: Recorded) -> Compared:
     """Compare the ranks' steps, and name the stragglers."""
-    scale, insufficient = scale_of(recorded)
     own = np.array([recorded.own(rank)[: recorded.compared] for rank in places(recorded)]).T
-    stragglers = [] if insufficient else named(recorded, own * scale, scale)
-    return Compared(own, scale, insufficient, stragglers)
+    averaging = recorded.part("averaging")
+    scale, insufficient = scale_of(recorded, own - averaging)
+    equal = own * scale + averaging * (1 - scale)
+    stragglers = [] if insufficient else named(recorded, equal, scale)
+    return Compared(own, equal, insufficient, stragglers)
 
 
 def places(recorded: Recorded) -> range:
@@ -119,8 +124,12 @@ def rate_of(recorded: Recorded, job: Job | None) -> float | None:
     return sum(recorded.counts) / seconds if seconds else None
 
 
-def scale_of(recorded: Recorded) -> tuple[np.ndarray, str | None]:
-    """Return what step times are multiplied by for equal work, and why they cannot be compared.
+def scale_of(recorded: Recorded, alone: np.ndarray) -> tuple[np.ndarray, str | None]:
+    """Return what times without averaging are multiplied by for equal work; or why that fails.
+
+    Args:
+        recorded: the run's records.
+        alone: seconds of the ranks' own steps without averaging, of shape (steps, ranks).
 
     Returns:
         A float64 array of shape (steps, ranks), and None if they can be.
@@ -132,16 +141,63 @@ def scale_of(recorded: Recorded) -> tuple[np.ndarray, str | None]:
         return one, f"{recorded.compared} steps are too few: {slow.ENOUGH} are needed"
     told, samples, elements = map(recorded.column, ("work", "samples", "elements"))
     if (told > 0).all():
-        return np.median(told) / told, None
+        return scale_by(told, alone), None
     if is_equal(elements) and is_equal(samples):
         return one, None
     per_sample = np.divide(elements, samples, out=np.zeros(one.shape), where=samples > 0)
     if is_equal(per_sample) and samples.all():
-        return np.median(samples) / samples, None
+        return scale_by(samples, alone), None
     return one, (
         "the batches of the ranks differ in size, and the script does not tell how much work each "
         "is: define work(batch)"
     )
+
+
+def scale_by(work: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return what step times are multiplied by for equal work, which a part of a step ignores.
+
+    Args:
+        work: of all steps, above 0, of shape (steps, ranks).
+        times: as for `line_of`.
+    """
+    base, slope = line_of(work, times)
+    return (base + slope * np.median(work)) / (base + slope * work)
+
+
+def line_of(work: np.ndarray, times: np.ndarray) -> tuple[float, float]:
+    """Return the seconds of a step without work, and those of each unit of it, both 0 or more.
+
+    The slope has the least absolute deviations from each rank's medians, so that a slow rank with
+    much work is not taken for one that has only that; or, where ranks differ by far more than
+    their own steps do, from the medians of all. The base is that of the lower median of the ranks.
+
+    Args:
+        work, times: of all steps, the latter in seconds, of shape (steps, ranks).
+
+    Returns:
+        (1, 0) if the time does not depend on the work.
+    """
+    every = math.ceil(len(work) / FITTED)
+    work, times = work[::every], times[::every]
+    middle, usual = np.median(work, axis=0), np.median(times, axis=0)
+    own, longer = work - middle, times - usual
+    everything = work - np.median(work)
+    if np.square(own).mean() < SUFFICES * np.square(everything).mean():
+        own, longer = everything, times - np.median(times)
+    told = own != 0
+    if not told.any():
+        return 1.0, 0.0
+    slope = weighted_median(longer[told] / own[told], np.abs(own[told]))
+    if slope <= 0:
+        return 1.0, 0.0
+    return max(0.0, float(slow.lower_median(usual - slope * middle))), slope
+
+
+def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
+    """Return the value below which half of the weight is, of arrays of shape (n,)."""
+    order = values.argsort()
+    below = weights[order].cumsum()
+    return float(values[order][np.searchsorted(below, below[-1] / 2)])
 
 
 def is_equal(work: np.ndarray) -> bool:
@@ -156,9 +212,9 @@ def named(recorded: Recorded, own: np.ndarray, scale: np.ndarray) -> list[Stragg
     Args:
         recorded: the run's records.
         own: seconds of the ranks' own steps of equal work, of shape (steps, ranks).
-        scale: what times are multiplied by for equal work, of the same shape.
+        scale: what times without averaging were multiplied by for it, of the same shape.
     """
-    found = slow_ranks(own, own - recorded.part("averaging") * scale)
+    found = slow_ranks(own, own - recorded.part("averaging"))
     others = [rank for rank in places(recorded) if rank not in {each.rank for each in found}]
     usual = np.median(own[:, others], axis=1)
     nodes = recorded.nodes
@@ -232,13 +288,17 @@ def excess_of(
         scale: as for `named`.
     """
 
-    def excess(times: np.ndarray) -> float:
+    def excess(times: np.ndarray, scale: np.ndarray | float = scale) -> float:
         times = times * scale
         usual = np.median(times[:, others], axis=1)
         return float((times[:, slow_ranks].mean(axis=1) - usual).sum())
 
     inside = {name: excess(recorded.part(name)) for name in COMPUTE}
-    found = {name: excess(recorded.part(name)) for name in ("delay", "averaging", "other")}
+    found = {
+        "delay": excess(recorded.part("delay")),
+        "averaging": excess(recorded.part("averaging"), 1.0),
+        "other": excess(recorded.part("other")),
+    }
     computed = sum(inside.values())
     outside = 0.0
     if recorded.detailed and computed > 0:
