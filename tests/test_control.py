@@ -153,6 +153,28 @@ def test_a_rollout_is_played_once_by_the_policy_of_its_first_step():
     assert not torch.equal(parts[0].returns, parts[control.PARTS].returns)
 
 
+class Wrapped(torch.nn.Module):
+    """Calls its module, as DistributedDataParallel, and has none of its other attributes."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, observations):
+        return self.module(observations)
+
+
+def test_a_policy_that_is_wrapped_plays_its_rollouts_itself():
+    task = control.task(settings("Counting", True))
+    policy = Knowing()
+    batches, wrapped = iter(task.data(0, 1, 4, 0)[0]), Wrapped(policy)
+    wrapped.forward = None  # it is computed for gradients only
+    (batch,) = itertools.islice(batches, 1)
+    assert len(batch.transitions(wrapped).returns) == control.FRAMES
+    del wrapped.forward
+    assert task.loss(wrapped, batch).requires_grad
+
+
 def test_the_loss_is_clipped_where_the_policy_has_changed_too_much():
     torch.manual_seed(0)
     policy = control.Policy(1, gymnasium.spaces.Discrete(2))

@@ -345,8 +345,11 @@ class Minibatch:
         self.played = 0
 
     def transitions(self, policy: Policy) -> Rollout:
-        """Return its part of the rollout, on the policy's device."""
-        whole = self._pending.played(policy)
+        """Return its part of the rollout, on the policy's device.
+
+        It is played by the policy itself, also if torch's DistributedDataParallel has wrapped it.
+        """
+        whole = self._pending.played(getattr(policy, "module", policy))
         order = np.random.default_rng(self._seed).permutation(len(whole.returns))
         chosen = torch.from_numpy(np.array_split(order, PARTS)[self._number])
         self.shape = (len(chosen),)
