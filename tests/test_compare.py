@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -199,6 +200,32 @@ def trainer_of(task=TASK, **settings):
     given.check(given)
     local.resolve(given, task)
     return Trainer(argparse.Namespace(**(vars(given) | settings)), task, ALONE)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_method_that_waits_in_the_backward_pass_does_so_once_a_step(count):
+    trainer, inside, passes = trainer_of(), [], []
+
+    @contextmanager
+    def no_sync():
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def backward(loss):
+        passes.append(bool(inside))
+        loss.backward()
+
+    trainer.optimizer.no_sync, trainer.optimizer.backward = no_sync, backward
+    batches = [torch.randn(8, 3) for _ in range(count)]
+    trainer.gradient_of(batches)
+    assert passes == [True] * (count - 1) + [False]
+    found = [each.grad.clone() for each in trainer.model.parameters()]
+    trainer.optimizer.zero_grad()
+    (sum(TASK.loss(trainer.model, batch) for batch in batches) / count).backward()
+    for one, parameter in zip(found, trainer.model.parameters()):
+        torch.testing.assert_close(one, parameter.grad)
+    trainer.optimizer.close()
 
 
 def test_models_are_kept_on_the_way_and_training_goes_on_as_if_they_were_not():

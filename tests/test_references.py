@@ -1,5 +1,6 @@
 """torch's own methods, as `wagma compare` runs them, beside ours."""
 
+import numpy as np
 import pytest
 import torch
 from methods import backward, bits_of, make_model, momentum_sgd
@@ -49,6 +50,25 @@ def test_it_trains_as_ours_does_and_is_averaged_for_a_while(comm, name):
     assert reference.settings.items() <= optimizer.settings.items()
     assert reference.statistics().waiting > 0 and reference.statistics().bytes_sent is None
     reference.close()
+    reference.close()
+
+
+def test_ddp_averages_the_gradients_of_micro_batches_with_the_last_one(comm):
+    """Before it, each rank has its own gradient."""
+    model = make_model()
+    reference = references.DDP(momentum_sgd(model.parameters()), model, comm=comm)
+
+    def first():
+        return next(model.parameters()).grad.numpy().copy()
+
+    with reference.no_sync():
+        gradients(model, reference, comm.rank, 0)
+    own = first()
+    each = comm.allgather(own)
+    assert comm.size == 1 or not np.allclose(each[0], each[-1])
+    reference.optimizer.zero_grad = lambda: None
+    gradients(model, reference, comm.rank, 0)
+    np.testing.assert_allclose(first(), 2 * np.mean(each, axis=0), rtol=1e-4, atol=1e-6)
     reference.close()
 
 

@@ -13,7 +13,7 @@ import os
 import socket
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -158,6 +158,10 @@ class DDP(Reference):
     def note_time(self, _: torch.Tensor) -> None:
         """Note the time at which a gradient is ready."""
         self.last_gradient.note()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a block for the passes of a micro-batch after which gradients are not averaged."""
+        return self.module.no_sync()
 
     def backward(self, loss: torch.Tensor) -> float:
         with closed_by_others():

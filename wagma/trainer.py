@@ -343,10 +343,12 @@ class Trainer:
         # A method of torch may have wrapped the model in a module, and wait in the backward pass.
         model = getattr(self.optimizer, "module", self.model)
         backward = getattr(self.optimizer, "backward", torch.Tensor.backward)
+        no_sync = getattr(self.optimizer, "no_sync", nullcontext)
         total: torch.Tensor | float = 0.0
-        for batch in batches:
-            loss = self.task.loss(model, batch) / self.divisor(batches)
-            waited = backward(loss)
+        for number, batch in enumerate(batches, 1):
+            with nullcontext() if number == len(batches) else no_sync():
+                loss = self.task.loss(model, batch) / self.divisor(batches)
+                waited = backward(loss)
             self.stopwatch.computed(waited or 0.0)
             total += loss.detach()
         return total
