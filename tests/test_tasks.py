@@ -129,7 +129,9 @@ def test_no_batch_is_lost_to_looking_for_mistakes():
 
     _, batches, test = prepare(make_task(data=data, model=lambda: nn.Linear(3, 3)))
     assert [next(batches)[0] is each for each in (first, second)] == [True, True]
-    assert [batch[0] is each for batch, each in zip(test, (first, second))] == [True, True]
+    for _ in range(2):  # evaluations
+        assert [batch[0] is each for batch, each in zip(test, (first, second))] == [True, True]
+        assert len(list(test)) == 2
     with pytest.raises(RuntimeError, match="cannot be iterated over again: return a DataLoader"):
         next(batches)
 

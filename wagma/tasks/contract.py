@@ -33,7 +33,6 @@ Another one takes the record of each step of its rank, for other tools than this
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -155,8 +154,8 @@ def prepare(
         with nothing_changed(model), torch.no_grad():
             model.eval()
             check_metrics(task, model, first_test)
-        if tests is test:
-            test = itertools.chain([first_test], tests)
+            if tests is test:  # they cannot be iterated over again, as each evaluation does
+                test = [first_test, *tests]
     return Prepared(model, batches, test)
 
 
