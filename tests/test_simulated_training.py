@@ -483,6 +483,21 @@ def test_an_algorithm_that_is_invalid_is_refused_before_any_trains(tmp_path, cap
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ranks", "4,2000"], "1437 training images are too few for 2000 ranks"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_before_a_directory_is_made(
+    words, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "--train", "--algorithms", "allreduce", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.slow
 def test_it_needs_no_mpi():
     code = (

@@ -98,7 +98,7 @@ def run(settings: argparse.Namespace, signals: Signals) -> int:
 def load(settings: argparse.Namespace) -> contract.Task:
     """Return the task that the settings name, and set the local optimizer's defaults."""
     alone = Alone()
-    task = load_task(settings, find_data(settings, alone), alone)
+    task = load_task(settings, find_data(settings, alone, max(settings.ranks)), alone)
     local.resolve(settings, task)
     return task
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def prepare(settings: argparse.Namespace, comm):
     settings.device = device.type
     if comm.size == 1:
         print("training on 1 rank: start more of them with mpiexec or srun", flush=True)
-    found = find_data(settings, comm)
+    found = find_data(settings, comm, comm.size)
     run = find_run(settings, comm) or runs.make_directory(settings.runs_dir, settings.name, comm)
     logs.to_file(run, comm.rank)
     task = devices.on(load_task(settings, found, comm), device)
@@ -62,8 +63,13 @@ def ranks(size: int) -> str:
     return f"{size} rank{'s' if size > 1 else ''}"
 
 
-def find_data(settings: argparse.Namespace, comm):
+def find_data(settings: argparse.Namespace, comm, size: int):
     """Return a function that makes the task of these data, None with a script; collective.
+
+    Args:
+        settings: The command line's.
+        comm: An mpi4py communicator.
+        size: The number of ranks that are to share the data.
 
     Raises:
         UsageError: There are no data, or too few.
@@ -72,8 +78,8 @@ def find_data(settings: argparse.Namespace, comm):
         job.together(lambda: check_file(settings.script), comm)
         return None
     make, count, samples = FINDERS[settings.task](settings, comm)
-    if comm.size > count:
-        raise job.UsageError(f"{count} training {samples} are too few for {ranks(comm.size)}")
+    if size > count:
+        raise job.UsageError(f"{count} training {samples} are too few for {ranks(size)}")
     return make
 
 
@@ -133,7 +139,7 @@ def find_environment(settings: argparse.Namespace, comm):
     steps = settings.batch_by == "steps"
     played = control.Settings(settings.environment, steps, settings.environment_time_ms / 1000)
     job.together(lambda: control.make(settings.environment).close(), comm)
-    return partial(control.task, played), comm.size, "episodes"  # as many as any ranks play
+    return partial(control.task, played), math.inf, "episodes"  # as many as any ranks play
 
 
 FINDERS = {
