@@ -13,6 +13,7 @@ from training import said
 
 from wagma import cli, comparison, imbalance, show
 from wagma.evaluation import copy_of, evaluate_kept, mean_over_ranks
+from wagma.job import UsageError
 from wagma.methods import METHODS
 from wagma.runs import Tally, recorded, summarize
 from wagma.tasks import local
@@ -101,6 +102,53 @@ def test_the_target_is_reached_with_the_first_evaluation_that_is_as_good(
     assert figures["metric"] == metric
     assert figures["target_s"] == seconds
     assert figures["reached"] == (seconds is not None)
+
+
+@pytest.mark.parametrize(
+    ("names", "metric"),
+    [
+        (["f1"], "f1"),
+        (["Accuracy", "top5"], "Accuracy"),
+        (["f1", "loss"], None),
+        (["acc", "accuracy"], None),
+        (["perplexity"], None),
+        ([], None),
+    ],
+)
+def test_a_target_is_refused_for_a_metric_that_may_rise_or_fall(names, metric):
+    comparison.check_target(None, names)
+    if metric is None:
+        comparison.check_target(0.9, names)
+        return
+    with pytest.raises(UsageError) as raised:
+        comparison.check_target(0.9, names)
+    assert str(raised.value).startswith(f"argument --target: whether {metric!r} rises is not known")
+    assert comparison.time_to(summary(values=(0.1, 0.95), metric=metric), metric, 0.9) == math.inf
+
+
+F1 = """
+import torch
+
+model = lambda: torch.nn.Linear(3, 1)
+
+def data(rank, size, batch_size, seed):
+    return [torch.ones(batch_size, 3)], [torch.ones(2, 3)] if rank == size - 1 else []
+
+loss = lambda model, batch: model(batch).square().mean()
+metrics = lambda model, batch: {"f1": 0.1}
+"""
+
+
+def test_a_target_for_a_script_s_own_metric_is_refused_before_it_is_trained(tmp_path):
+    script = tmp_path / "f1.py"
+    script.write_text(F1)
+    words = ["compare", "--script", str(script), "--steps", "4", "--algorithms", "allreduce"]
+    given = cli.make_parser().parse_args([*words, "--target", "0.9", "--runs-dir", str(tmp_path)])
+    given.check(given)
+    given.log_level = "warning"
+    with pytest.raises(UsageError, match="^argument --target: whether 'f1' rises is not known"):
+        given.command(given, ALONE, argparse.Namespace(received=0))
+    assert not list(tmp_path.glob("*/seed-*"))
 
 
 def test_a_target_that_most_seeds_miss_is_not_reached():

@@ -28,6 +28,14 @@ from wagma.simulation.ranks import Ranks
 from wagma.tasks.contract import Task
 
 RANKS, STEPS = 4, 12
+F1 = """
+import torch
+
+model = lambda: torch.nn.Linear(3, 1)
+data = lambda rank, size, batch_size, seed: ([torch.ones(batch_size, 3)], [torch.ones(2, 3)])
+loss = lambda model, batch: model(batch).square().mean()
+metrics = lambda model, batch: {"f1": 0.1}
+"""
 
 
 def learned(label="wagma", steps=STEPS, *, batched=False, task=None, of=None, **given):
@@ -487,12 +495,14 @@ def test_an_algorithm_that_is_invalid_is_refused_before_any_trains(tmp_path, cap
     ("words", "message"),
     [
         (["--ranks", "4,2000"], "1437 training images are too few for 2000 ranks"),
+        (["--script", "f1.py", "--target", "0.9"], "argument --target: whether 'f1' rises is not"),
     ],
 )
 def test_what_cannot_be_trained_is_told_before_a_directory_is_made(
     words, message, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "f1.py").write_text(F1)
     assert main(["simulate", "--train", "--algorithms", "allreduce", *words]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

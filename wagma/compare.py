@@ -9,7 +9,7 @@ import torch
 from mpi4py import MPI
 
 from wagma import progress
-from wagma.comparison import directory_name, most, report
+from wagma.comparison import check_target, directory_name, most, report
 from wagma.job import FAILED, OK, Signals, UsageError, from_rank_0
 from wagma.methods import Choice
 from wagma.report.text import headline
@@ -58,7 +58,10 @@ def compare(
     """
     for choice in settings.algorithms:
         try_to_make(choice, settings, comm)
-    warm_up(settings_of(settings, settings.algorithms[0], settings.seed), task, comm)
+    warmed = warm_up(settings_of(settings, settings.algorithms[0], settings.seed), task, comm)
+    if settings.script and settings.target is not None:
+        names = comm.allgather(contract.metric_names(task, warmed))
+        check_target(settings.target, [name for each in names for name in each])
     summaries: dict[str, list[dict]] = {each.label: [] for each in settings.algorithms}
     terminal = progress.terminal() if comm.rank == 0 else None
     status, lost = OK, False
@@ -104,14 +107,19 @@ def try_to_make(choice: Choice, settings: argparse.Namespace, comm: MPI.Comm) ->
         raise UsageError(f"argument --algorithms: {choice.label}: {error}") from error
 
 
-def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> None:
-    """Make the first steps of a run, so that no run includes torch's initialization."""
+def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -> contract.Prepared:
+    """Make the first steps of a run, so that no run includes torch's initialization.
+
+    Returns:
+        The task, as it was prepared for that.
+    """
     torch.set_num_threads(fair_threads(comm))
     length = {"steps": WARM_UP, "seconds": None, "evaluate_every_seconds": None}
     trainer = Trainer(argparse.Namespace(**vars(settings) | length), task, comm)
     for _ in trainer.steps():
         pass
     trainer.optimizer.close()
+    return contract.Prepared(trainer.model, trainer.batches, trainer.test)
 
 
 def settings_of(settings: argparse.Namespace, choice: Choice, seed: int) -> argparse.Namespace:

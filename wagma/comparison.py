@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 from collectives.agreement import counted
 from wagma import plots, show
 from wagma.info import versions
+from wagma.job import UsageError
 from wagma.runs import recorded, write_json
 
 NOTHING = "–"
 HIGHER = "accuracy", "bleu", "return"  # the metrics of which more is better
+LOWER = "loss", "perplexity"
 
 
 def directory_name(label: str) -> str:
@@ -117,9 +120,27 @@ def most(values: list[int | None]) -> int | None:
 
 
 def metric_of(summary: dict) -> str | None:
-    """Return the metric to compare: one of `HIGHER`, else the loss, else the first."""
+    """Return the metric to compare: one of `HIGHER`, else one of `LOWER`, else the first."""
     names = summary["metrics"]
-    return next((name for name in (*HIGHER, "loss") if name in names), next(iter(names), None))
+    return next((name for name in (*HIGHER, *LOWER) if name in names), next(iter(names), None))
+
+
+def check_target(target: float | None, names: Sequence[str]) -> None:
+    """Refuse a target for a metric that is not known to rise or to fall in a training.
+
+    Args:
+        target: The value to reach, None without one.
+        names: Of the task's metrics.
+
+    Raises:
+        UsageError: There is a target, and the metric to compare is such a one.
+    """
+    metric = metric_of({"metrics": names})
+    if target is not None and metric is not None and metric not in (*HIGHER, *LOWER):
+        raise UsageError(
+            f"argument --target: whether {metric!r} rises is not known: metrics() needs one of "
+            f"{', '.join((*HIGHER, *LOWER))}"
+        )
 
 
 def points(summary: dict, metric: str | None) -> list[tuple[float, float]]:
@@ -130,9 +151,9 @@ def points(summary: dict, metric: str | None) -> list[tuple[float, float]]:
 def time_to(summary: dict, metric: str | None, target: float | None) -> float:
     """Return the seconds until an evaluation reached the target; infinity if none did.
 
-    One of `HIGHER` reaches it from below, any other metric from above.
+    One of `HIGHER` reaches it from below, one of `LOWER` from above, any other metric never.
     """
-    if target is None:
+    if target is None or metric not in (*HIGHER, *LOWER):
         return math.inf
     sign = 1 if metric in HIGHER else -1
     reached = (s for s, value in points(summary, metric) if sign * value >= sign * target)

@@ -12,7 +12,7 @@ import numpy as np
 from collectives.agreement import counted
 from wagma import progress
 from wagma.commands.preparation import check_ranks, find_data, load_task
-from wagma.comparison import report
+from wagma.comparison import check_target, report
 from wagma.job import FAILED, OK, Interrupted, Signals, UsageError, complain
 from wagma.methods import Choice
 from wagma.runs import new_directory, results_in_words
@@ -100,6 +100,10 @@ def load(settings: argparse.Namespace) -> contract.Task:
     alone = Alone()
     task = load_task(settings, find_data(settings, alone, max(settings.ranks)), alone)
     local.resolve(settings, task)
+    if settings.script and settings.target is not None:
+        ranks = max(settings.ranks)
+        prepared = contract.prepare(task, 0, ranks, settings.batch_size, settings.seed)
+        check_target(settings.target, contract.metric_names(task, prepared))
     return task
 
 

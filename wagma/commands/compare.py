@@ -96,7 +96,8 @@ def add_repetition_options(group) -> None:
         type=number("above 0", lambda value: value > 0),
         metavar="VALUE",
         help="also report the time to this accuracy, a fraction such as 0.95, this BLEU or this "
-        "return, or to this loss if the task has none of them",
+        "return, or to this loss or perplexity if the task has none of them; other metrics of a "
+        "script have no target, as it is not known whether they rise",
     )
 
 

@@ -159,6 +159,16 @@ def prepare(
     return Prepared(model, batches, test)
 
 
+def metric_names(task: Task, prepared: Prepared) -> list[str]:
+    """Return the names of what a task reports for this rank's test batches, [] without any."""
+    first = next(iter(prepared.test), None)
+    if first is None:
+        return []
+    with nothing_changed(prepared.model), torch.no_grad():
+        prepared.model.eval()
+        return list(task.measure(prepared.model, first))
+
+
 def deal(task: Task, rank: int, size: int, batch_size: int, seed: int) -> tuple[Iterable, Iterable]:
     """Return a rank's training batches and test batches, as the task deals them.
 
