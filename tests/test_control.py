@@ -145,6 +145,10 @@ def test_a_rollout_is_played_once_by_the_policy_of_its_first_step():
     pending = {id(batch._pending) for batch in first}
     assert len(pending) == 1 and next(batches)._pending is not first[0]._pending
     assert [task.work(batch) for batch in first] == [len(part.returns) for part in parts]
+    name, each = task.reported
+    assert name == "environment_steps" and sum(map(task.work, first)) / each == (
+        first[0]._pending._environments.frames
+    )
     whole = first[0]._pending.played(policy)
     assert [batch.played for batch in first] == [len(whole.returns)] + [0] * (len(first) - 1)
     for start in range(0, len(parts), control.PARTS):
@@ -233,6 +237,12 @@ def test_the_ranks_share_out_the_episodes_of_tests_and_train_on_others():
     tested = [seed for _, trials in data for trial in trials for seed in trial.seeds]
     assert sorted(tested) == list(range(control.EPISODES))
     assert control.task(settings("Counting", False)).data(100, 101, 4, 0)[1] == []
+    policy = control.Policy(1, Counting.action_space)
+    means = [contract.evaluate(task, policy, trials) for _, trials in data]
+    assert [each.samples for each in means] == [34, 33, 33]
+    assert contract.all_ranks(means)["return"] == pytest.approx(
+        sum(each.sums["return"] for each in means) / control.EPISODES
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,9 +294,12 @@ def test_jobs_play(tmp_path):
         "episodes": [*less, "--environment-time", 0.1, "--evaluate-every", 10],
         "steps": [*less, "--batch-by", "steps", "--environment", "Pendulum-v1"],
     }
-    said(train_several(tmp_path, runs, ranks=2).check())
+    lines = said(train_several(tmp_path, runs, ranks=2).check())
+    assert sum(" environment steps/s, " in line for line in lines) == 2
     for name in runs:
         summary = json.loads((tmp_path / name / "summary.json").read_text())
+        learned_from = control.PASSES * summary["environment_steps_per_s"]
+        assert learned_from == pytest.approx(summary["samples_per_s"])
         assert summary["metrics"] == ["return"]
         assert summary["recorded"] == ["training_return"]
         last = [metrics(tmp_path / name, rank)[-1]["training_return"] for rank in range(2)]

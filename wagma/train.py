@@ -209,7 +209,8 @@ def make_run(
             summary = {**measured, **summarize(tallies, trainer.bound)}
             if task.work is not None:
                 work = sum(each.work for each in tallies)
-                summary[f"{task.unit}_per_s"] = work / summary["wall_s"]
+                name, each_one = task.reported or (task.unit, 1)
+                summary[f"{name}_per_s"] = work / each_one / summary["wall_s"]
             steps = mean(filter(None, summary["steps_of_rank"]))
             last = {"step": steps, "elapsed_s": summary["wall_s"], **measured}
             summary["metrics"] = list(measured)
@@ -409,7 +410,7 @@ def outcome_in_words(algorithm: str, summary: dict) -> str:
     """Return a line about a finished run."""
     end = "_per_s"
     rates = [
-        f"{value:,.0f} {name.removesuffix(end)}/s, "
+        f"{value:,.0f} {name.removesuffix(end).replace('_', ' ')}/s, "
         for name, value in summary.items()
         if name.endswith(end)
     ]

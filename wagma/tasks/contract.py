@@ -68,6 +68,8 @@ class Task(NamedTuple):
         unit: The unit of the work, in the plural.
         recorded: Further fields of a step's record: functions that take a training batch after its
             loss was computed, and return a number; None: there is none yet.
+        reported: The name, in the plural, of what a run's summary counts per second, and the work
+            of each of these; None: the unit, and 1.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Task(NamedTuple):
     log: Callable[[dict[str, Any]], Any] | None = None
     unit: str = "work"
     recorded: Mapping[str, Callable[[Any], float | None]] = MappingProxyType({})
+    reported: tuple[str, float] | None = None
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, float]:
         """Return the values to report for a test batch: the script's metrics, or the loss."""

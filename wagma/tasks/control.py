@@ -397,6 +397,11 @@ class Trial(NamedTuple):
     environment: str
     seeds: range
 
+    @property
+    def shape(self) -> tuple[int]:
+        """(n,) with the number of episodes, by which the mean over the ranks is weighted."""
+        return (len(self.seeds),)
+
 
 def task(settings: Settings) -> Task:
     """Return an environment as a task."""
@@ -412,6 +417,7 @@ def task(settings: Settings) -> Task:
         work=transitions,
         unit="transitions",
         recorded={"training_return": lambda batch: batch.average_return},
+        reported=("environment_steps", PASSES),
     )
 
 
