@@ -113,6 +113,20 @@ def test_without_packing_a_sequence_is_a_paragraph_or_a_part_of_a_long_one(files
     assert not any(b"\n" in each for each in sequences)
 
 
+def test_paragraphs_end_in_files_with_carriage_returns_as_well(tmp_path, files):
+    windows = tmp_path / "windows.txt"
+    windows.write_bytes(files[0].read_bytes().replace(b"\n", b"\r\n"))
+    found = [
+        [
+            bytes(each)
+            for part in language.read([file], 30, packing=False)
+            for each in part.sequences
+        ]
+        for file in (files[0], windows)
+    ]
+    assert found[0] == found[1] and len(found[0]) == 40
+
+
 def test_text_that_is_missing_or_too_short_is_refused(tmp_path, files):
     missing = tmp_path / "none.txt"
     with pytest.raises(UsageError, match=f"^argument --text: cannot read {missing}: No such file"):
@@ -333,6 +347,31 @@ def test_the_messages_of_programs_are_parallel_text(translation, tmp_path):
     task = translation.task(found, by_tokens=True)
     prepared = contract.prepare(task, 0, 2, 4, seed=0)
     assert torch.isfinite(task.loss(prepared.model, next(prepared.batches)))
+
+
+def test_only_newlines_end_the_lines_of_parallel_text(translation, tmp_path):
+    one, other = tmp_path / "en", tmp_path / "fr"
+    one.write_bytes("a\u2028b\x0bc\r\n\r\nd\x85\n".encode())
+    other.write_bytes(b"eins\nzwei\ndrei\x1cvier")
+    assert translation.parallel(one, other) == [
+        ("a\u2028b\x0bc", "eins"),
+        ("d\x85", "drei\x1cvier"),
+    ]
+
+
+def test_translations_are_compared_with_the_text_as_it_was_read(translation, tmp_path, monkeypatch):
+    """Sentencepiece turns a ligature into letters, and wide digits into narrow ones."""
+    one, other = tmp_path / "en", tmp_path / "fr"
+    one.write_text("".join(f"word {n} and {n}\n" for n in range(200)))
+    other.write_text("".join(f"ﬁle {n} et　 {n} de plus\n" for n in range(200)))
+    found = translation.read([one, other])
+    assert found.references[:2] == ["ﬁle 19 et　 19 de plus", "ﬁle 39 et　 39 de plus"]
+    its = translation.Translation(found, False)
+    batch = its.data(0, 1, 8, 0)[1][0]
+    assert its.words(batch[2])[0] == "file 19 et 19 de plus"
+    monkeypatch.setattr(translation, "translate", lambda model, source: batch[2])
+    with torch.no_grad():
+        assert 20 < its.metrics(its.model().eval(), batch)["bleu"] < 95
 
 
 def test_files_that_are_no_translations_are_refused(translation, tmp_path):

@@ -22,7 +22,7 @@ END = 256  # the token after the bytes' 256: before each sequence, and after it
 WIDTH, HEADS, LAYERS = 64, 4, 2
 HELD_OUT = 10  # each tenth sequence of a file is not trained on
 VALIDATED = 200  # sequences at most that a model is evaluated on
-PARAGRAPH = re.compile(rb"\n[ \t]*\n\s*")
+PARAGRAPH = re.compile(rb"\r?\n[ \t\r]*\n\s*")
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -53,11 +53,13 @@ class Found(NamedTuple):
         train: What is trained on.
         test: What is held out.
         vocabulary: Sentencepiece's serialized model.
+        references: The held-out translations as they were read, before any normalization.
     """
 
     train: Parallel
     test: Parallel
     vocabulary: bytes
+    references: list[str]
 
 
 class Transformer(nn.Module):
@@ -145,8 +147,9 @@ def read(files: list[Path] | None) -> Found:
         for sentences in zip(*pairs)
     )
     short = [len(a) <= LONGEST and len(b) <= LONGEST for a, b in zip(sources, targets)]
-    whole = Parallel(sources, targets).select(np.flatnonzero(short))
-    count = len(whole.sources)
+    kept = np.flatnonzero(short)
+    whole = Parallel(sources, targets).select(kept)
+    count = len(kept)
     if count < HELD_OUT:
         raise UsageError(
             f"argument --text: {count} pairs of at most {LONGEST} tokens are too few: {HELD_OUT} "
@@ -154,11 +157,14 @@ def read(files: list[Path] | None) -> Found:
         )
     held_out = np.arange(count) % HELD_OUT == HELD_OUT - 1
     train, test = (whole.select(np.flatnonzero(each)) for each in (~held_out, held_out))
-    return Found(train, test, vocabulary)
+    return Found(train, test, vocabulary, [pairs[index][1] for index in kept[held_out]])
 
 
 def parallel(source: Path, target: Path) -> list[Pair]:
     """Return the lines of two files that both are not blank, in pairs.
+
+    Lines end with a newline, perhaps after a carriage return, and with nothing else that Unicode
+    knows as the end of a line: such characters are in texts of the web.
 
     Raises:
         UsageError: One cannot be read, or they have different numbers of lines.
@@ -166,10 +172,12 @@ def parallel(source: Path, target: Path) -> list[Pair]:
     both = []
     for file in (source, target):
         try:
-            both.append(file.read_text(encoding="utf-8").splitlines())
+            text = file.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error
             raise UsageError(f"argument --text: cannot read {file}: {why}") from error
+        lines = text.removesuffix("\n").split("\n") if text else []
+        both.append([line.removesuffix("\r") for line in lines])
     if len(both[0]) != len(both[1]):
         raise UsageError(
             f"argument --text: {source} has {len(both[0])} lines and {target} {len(both[1])}: "
@@ -224,6 +232,12 @@ class Translation:
 
         return SentencePieceProcessor(model_proto=self.found.vocabulary)
 
+    @cached_property
+    def references(self) -> dict[tuple[int, ...], str]:
+        """The held-out translations as they were read, by their tokens."""
+        targets = (tuple(each.tolist()) for each in self.found.test.targets)
+        return dict(zip(targets, self.found.references))
+
     def model(self) -> Transformer:
         """Return the model."""
         return Transformer(len(self.processor))
@@ -246,12 +260,13 @@ class Translation:
         return drawn, [] if rank else [batch_of(test.select(few))]
 
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        """Return the BLEU of the translations of a batch, from 0 to 100, and the loss."""
+        """Return the BLEU of the translations of held-out sources, from 0 to 100, and the loss."""
         from sacrebleu import corpus_bleu
 
         source, _, targets = batch
         translated = self.words(translate(model, source))
-        bleu = corpus_bleu(translated, [self.words(targets)])
+        rows = (row[: row.index(END) + 1] for row in targets.tolist())
+        bleu = corpus_bleu(translated, [[self.references[tuple(row)] for row in rows]])
         return {"bleu": bleu.score, "loss": loss(model, batch).item()}
 
     def words(self, tokens: torch.Tensor) -> list[str]:
