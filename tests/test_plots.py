@@ -182,6 +182,18 @@ def test_a_comparison_is_drawn_over_time_with_the_means_and_spreads_of_the_seeds
     assert not covers_data(over_time) and not covers_data(throughput)
 
 
+def test_seeds_with_different_numbers_of_evaluations_are_drawn_as_far_as_all_have_them(
+    figures, tmp_path
+):
+    longer = [(1.0, 0.5), (2.0, 0.7), (3.02, 0.9)]
+    curves = {"wagma": [[(1.0, 0.7), (1.98, 0.8)], longer, []], "allreduce": [longer]}
+    rates = {"wagma": [10.0, 20.0, 30.0], "allreduce": [5.0]}
+    plots.draw_comparison(tmp_path, curves, rates, "accuracy", None, "")
+    first, second = figures["comparison.png"].axes[0].lines
+    assert np.allclose(first.get_xydata(), [(1.0, 60), (1.99, 75)])
+    assert np.allclose(second.get_xydata(), [(1.0, 50), (2.0, 70), (3.02, 90)])
+
+
 def test_a_method_has_one_color_in_both_halves_of_a_comparison(figures, tmp_path):
     plots.draw_comparison(tmp_path, CURVES, RATES, "accuracy", None, "")
     over_time, throughput = figures["comparison.png"].axes

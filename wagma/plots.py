@@ -220,10 +220,12 @@ def draw_metric(
     scale, unit = unit_of(metric)
     title = f"{metric} of the averaged model"
     for label, style in styles(curves).items():
-        if not any(curves[label]):
+        of = [each for each in curves[label] if each]
+        if not of:
             continue
-        # Both of shape (seeds, evaluations).
-        seconds, values = np.array(curves[label]).transpose(2, 0, 1)
+        # By time, seeds may have one evaluation more or less. Both of shape (seeds, evaluations).
+        shortest = min(map(len, of))
+        seconds, values = np.array([each[:shortest] for each in of]).transpose(2, 0, 1)
         values, seconds = scale * values, seconds.mean(axis=0)
         axes.plot(seconds, values.mean(axis=0), label=wrapped(label), markersize=4, **style)
         if len(values) > 1:
