@@ -104,6 +104,8 @@ MISTAKES = {
     "train --task translation --batch-by steps": "argument --batch-by: translation has sentences "
     "and tokens, not steps",
     "compare --task control --shards iid": "argument --shards: not allowed with argument --task co",
+    "simulate --train --task control --environment-time 4": "argument --environment-time: not "
+    "allowed in simulated time",
     "train --environment-time 3": "argument --environment-time: not allowed with argument --task "
     "digits",
     "simulate --task language": "argument --task: not allowed without --train",

@@ -235,6 +235,11 @@ def check_trained(settings: argparse.Namespace) -> list[str]:
         parser.error("argument --dedicated-server: not allowed with argument --train")
     if settings.itemsize and not settings.parameters:
         parser.error("argument --itemsize: with --train not allowed without argument --parameters")
+    if settings.environment_time_ms:
+        parser.error(
+            "argument --environment-time: not allowed in simulated time, in which steps take "
+            "--step-time and --step-time-per-work: playing takes none"
+        )
     resolve_evaluations(settings, EVALUATIONS)
     return kinds.resolve(settings)
 
