@@ -89,6 +89,23 @@ def test_the_command_line_s_optimizers_have_their_defaults():
         json.dumps(group)
 
 
+@pytest.mark.parametrize("named", [[], ["--optimizer", "adamw"]])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--task", "language"], ("adamw", 0.003)),
+        (["--task", "language", "--lr", "1"], ("adamw", 1.0)),
+        (["--task", "language", "--optimizer", "sgd"], ("sgd", 0.05)),
+        (["--task", "digits", "--optimizer", "adamw"], ("adamw", 0.001)),
+    ],
+)
+def test_a_task_s_learning_rate_is_that_of_its_optimizer_named_or_not(named, words, expected):
+    settings = cli.make_parser().parse_args(["train", *named, *words])
+    settings.check(settings)
+    local.resolve(settings, TASK)
+    assert (settings.optimizer, settings.lr) == expected
+
+
 def test_batches_that_are_accumulated_are_as_one_batch():
     together, _, records = trained("--batch-size", "4", "--momentum", "0")
     apart, _, halves = trained("--batch-size", "2", "--accumulate", "2", "--momentum", "0")

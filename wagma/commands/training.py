@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wagma.arguments import not_negative, number, positive, whole
-from wagma.tasks import local
+from wagma.tasks import kinds, local
 
 DEFAULT_STEPS = 400
 
@@ -52,7 +52,7 @@ def add_learning_options(group) -> None:
         "--optimizer",
         choices=local.OPTIMIZERS,
         help="optimizer of a rank's own steps, unless a script defines optimizer() "
-        f"(default: {local.DEFAULT})",
+        f"(default: {local.DEFAULT}; {defaults_of_tasks()})",
     )
     add(
         "--lr",
@@ -214,6 +214,17 @@ def refuse_evaluations_by_steps(settings, flag: str) -> None:
             f"argument --evaluate-every: not allowed with argument {flag}, as ranks make different "
             "numbers of steps: use --evaluate-every-seconds"
         )
+
+
+def defaults_of_tasks() -> str:
+    """Return the tasks' own optimizers in words: "adamw with --lr 0.003 for …, …"."""
+    tasks: dict[tuple[str, float], list[str]] = {}
+    for name, kind in kinds.KINDS.items():
+        if kind.lr is not None:
+            tasks.setdefault((kind.optimizer, kind.lr), []).append(name)
+    return "; ".join(
+        f"{kind} with --lr {rate:g} for {', '.join(names)}" for (kind, rate), names in tasks.items()
+    )
 
 
 def defaults_of(name: str) -> str:

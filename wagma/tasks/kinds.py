@@ -19,7 +19,7 @@ class Kind(NamedTuple):
         modules: What must be installed besides torch.
         options: Its own options, with their defaults.
         optimizer: Its optimizer of a rank's own steps, unless the command line names one.
-        lr: The learning rate of that.
+        lr: The learning rate with that, unless it is named; None: the optimizer's own default.
     """
 
     modules: tuple[str, ...]
@@ -79,7 +79,7 @@ def resolve(settings: argparse.Namespace) -> list[str]:
     check(settings)
     if settings.shards == "dirichlet":
         settings.dirichlet_alpha = settings.dirichlet_alpha or ALPHA
-    if settings.optimizer is None and kind.optimizer != local.DEFAULT:
+    if kind.lr is not None and settings.optimizer in (None, kind.optimizer):
         settings.optimizer, settings.lr = kind.optimizer, settings.lr or kind.lr
     local.check(settings)
     modules = list(kind.modules)
