@@ -26,6 +26,7 @@ FIGURES = tuple(path.stem for path in sorted(HERE.glob("figure_*.py")))
 RANKS = {
     "latency": (2, 4),
     "late_call": (2, 4),
+    "finite_check": (2,),
     "peer_latency": (2, 4),
     "group_calls": (2, 4),
     "controller_latency": (3,),

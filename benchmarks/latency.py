@@ -9,6 +9,9 @@ group; the copy that publishes the vector is included. "messages" and "shared" a
 the default rule) the last rank sleeps, its engine takes part for it, and the time is that of the
 others. memcpy is a copy of the vector by all ranks at once.
 
+With --blocks only what is averaged by slots is measured, 1 to 32 KiB in shared memory without skew,
+beside the same by blocks, as longer vectors are averaged; the results are named "slots".
+
 The variants take turns in every round, each collective being the only one open then, after calls
 to warm up; the first round is discarded, and all results are checked in it. A time is that of
 the slowest rank, per call of several in a row. The table has medians over the rounds, and a ratio
@@ -41,6 +44,7 @@ from common import (
 from mpi4py import MPI
 
 from collectives import DEFAULT_LATE, GroupAllreduce, empty
+from collectives.exchange.shared import slots
 
 RULES = ("paper", "conserving")
 LARGEST_KIB = 256 * 1024
@@ -50,6 +54,7 @@ PATTERN = np.tile(np.arange(1021, dtype=np.float32), 64)  # a prime: no shift of
 REFERENCE = "MPI_Allreduce"
 WINDOW = "window"
 WAYS = {**TRANSPORTS, WINDOW: TRANSPORTS["shared"]}
+SHARED = "shared", WINDOW
 # Bounds of the ratios to MPI_Allreduce, from 1 KiB to 64 MiB, and to memcpy from 16 MiB on.
 BOUNDS = {
     (WINDOW, 2): ((0.9, 0.9, 0.6, 0.5, 0.45, 0.45, 0.7, 0.7, 0.5), 1.3),
@@ -157,23 +162,35 @@ def gloo_variants(comm):
     comm.Barrier()
 
 
+def average(comm, by_slots=True, **settings):
+    """Return what opens a collective of all ranks; without slots, short vectors go by blocks."""
+
+    @contextlib.contextmanager
+    def open_collective(vector):
+        slots.set_longest(*(() if by_slots else (-1, -1)))
+        with GroupAllreduce(
+            comm, vector, group_size=comm.size, sync_period=10**9, **settings
+        ) as collective:
+            yield lambda: collective(vector)
+
+    return open_collective
+
+
 def our_variants(comm):
-    def average(**settings):
-        @contextlib.contextmanager
-        def open_collective(vector):
-            with GroupAllreduce(
-                comm, vector, group_size=comm.size, sync_period=10**9, **settings
-            ) as collective:
-                yield lambda: collective(vector)
-
-        return open_collective
-
     for name, transport in WAYS.items():
         options = {"in_window": name == WINDOW}
         for late in RULES:
-            together = average(wait="group", late=late, **transport)
+            together = average(comm, wait="group", late=late, **transport)
             yield Variant(f"{name}-{late}", together, **options)
-        yield Variant(f"{name}-late", average(wait="nobody", **transport), late=True, **options)
+        passive = average(comm, wait="nobody", **transport)
+        yield Variant(f"{name}-late", passive, late=True, **options)
+
+
+def slots_and_blocks(comm):
+    for name in SHARED:
+        for way in ("slots", "blocks"):
+            together = average(comm, way == "slots", wait="group", **WAYS[name])
+            yield Variant(f"{name}-{way}", together, in_window=name == WINDOW)
 
 
 @contextlib.contextmanager
@@ -243,10 +260,12 @@ def ratios(size, times):
         for rule in RULES:
             pairs += [(f"{name}-{rule}", other) for other in (REFERENCE, "memcpy")]
         pairs.append((f"{name}-late", f"{name}-{DEFAULT_LATE}"))
+    for name in SHARED:
+        pairs += [(f"{name}-slots", other) for other in (REFERENCE, f"{name}-blocks")]
     return {
         ratio_label(size, variant, other): ratio(times[variant], times[other])
         for variant, other in pairs
-        if other in times
+        if variant in times and other in times
     }
 
 
@@ -274,13 +293,14 @@ def parse(comm):
     )
     arguments.add_argument("--rounds", type=int, default=21, help="at most (default 21)")
     arguments.add_argument("--seconds", type=float, default=12.0, help="for a size (default 12)")
+    arguments.add_argument("--blocks", action="store_true", help="compare slots with blocks")
     parsed = arguments.parse_args()
     if comm.size < 2 or parsed.rounds < 1:
         arguments.error("start it under mpiexec with two ranks or more, and for one round or more")
     if parsed.max_kib is None:
         affordable = memory("MemAvailable") // VECTORS // comm.size // 1024
         parsed.max_kib = min(LARGEST_KIB, comm.bcast(affordable))
-    powers = (1 << 10 << shift for shift in range(0, 40, 2))
+    powers = (1 << 10 << shift for shift in (range(6) if parsed.blocks else range(0, 40, 2)))
     sizes = [size for size in powers if parsed.min_kib <= size >> 10 <= parsed.max_kib]
     if not sizes:
         arguments.error(f"no power of four from {parsed.min_kib} to {parsed.max_kib} KiB")
@@ -298,8 +318,11 @@ def main():
     sleeper = Sleeper(comm)
     rows, found = [], {}
     with gloo_variants(comm) as gloo:
-        variants = [*mpi_variants(comm), *gloo, *our_variants(comm)]
-        variants.append(Variant("memcpy", memcpy, sums=None, smallest=BULK))
+        if arguments.blocks:
+            variants = [mpi_variants(comm)[0], *slots_and_blocks(comm)]
+        else:
+            variants = [*mpi_variants(comm), *gloo, *our_variants(comm)]
+            variants.append(Variant("memcpy", memcpy, sums=None, smallest=BULK))
         widths = [max(13, len(variant.name)) for variant in variants]
         if comm.rank == 0:
             print(f"# {comm.size} ranks, {arguments.rounds} rounds or {arguments.seconds} s a size")
@@ -323,8 +346,16 @@ def main():
             figure(label, found[label], bound)
             for size in sizes
             for label, bound in bounds(comm.size, size)
+            if label in found
         ]
-        report(arguments, "latency", comm.size, rows, ratios=found, figures=figures)
+        report(
+            arguments,
+            "slots" if arguments.blocks else "latency",
+            comm.size,
+            rows,
+            ratios=found,
+            figures=figures,
+        )
 
 
 if __name__ == "__main__":

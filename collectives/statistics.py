@@ -24,6 +24,8 @@ class Statistics(NamedTuple):
         bytes_sent: bytes of vectors sent.
         in_place: averages that used this rank's vector where it is, in memory that ranks share: see
             `collectives.empty`.
+        in_slots: averages of short vectors that each member made for itself, from copies in memory
+            that ranks share.
         waiting: time that calls spent waiting for other ranks.
         communicating: the rest of the time in calls: moving and averaging data.
         engine: time in which this rank's engine made progress, in calls or outside them.
@@ -38,6 +40,7 @@ class Statistics(NamedTuple):
     nonfinite: int
     bytes_sent: int
     in_place: int
+    in_slots: int
     waiting: float
     communicating: float
     engine: float

@@ -333,7 +333,7 @@ def test_statistics_of_a_known_run(comm, transport, late, length):
             shown = 3 * 16 + (3 * 64 if comm.rank == 0 else 64)
     with GroupAllreduce(comm, mine, group_size=4, sync_period=NEVER, late=late) as average:
         nothing = average.statistics()
-        assert nothing == (0, 0, 0, 0, 0, (), 0, 0, 0, 0.0, 0.0, nothing.engine)
+        assert nothing == (0, 0, 0, 0, 0, (), 0, 0, 0, 0, 0.0, 0.0, nothing.engine)
         comm.Barrier()
         for _ in range(3 * (comm.rank == 0)):
             average(mine)

@@ -33,7 +33,7 @@ RANKS = 4
 CPU = torch.device("cpu")
 SETTINGS = ["--steps", 125, "--seed", 3, "--algorithm", "wagma:wait=group"]
 UNEVEN = ["--step-time", 2, "--imbalance", "cloud", "--imbalance-scale", 0.05, "--slow-rank", "1:3"]
-STATISTICS = Statistics(*(0,) * 5, (), *(0,) * 6)
+STATISTICS = Statistics(*(0,) * 5, (), *(0,) * 7)
 RECORD = {
     "step",
     "version",

@@ -20,6 +20,7 @@ from together import (
 )
 
 from collectives import GroupAllreduce, empty, empty_like
+from collectives.exchange.shared import slots
 from collectives.memory import other_processes, windows
 from collectives.memory.allocation import fail_after
 
@@ -36,13 +37,17 @@ def values(rank, t, length, dtype):
 
 @pytest.fixture(autouse=True)
 def ways(monkeypatch):
-    """Let the functions in WAYS say which way arrays are averaged that are in no window."""
+    """Let the functions in WAYS say which way arrays are averaged."""
     monkeypatch.setattr(other_processes, "refuses", False)
     monkeypatch.setattr(other_processes, "shortest", other_processes.shortest)
+    slots.set_longest(-1, -1)
+    yield
+    slots.set_longest()
 
 
 def elsewhere(like):
     """Return arrays as `empty_like` does, in this process's own memory."""
+    slots.set_longest(-1, -1)
     return np.zeros_like(like) if isinstance(like, np.ndarray) else [*map(np.zeros_like, like)]
 
 
@@ -58,7 +63,20 @@ def copied(comm, like):
     return elsewhere(like)
 
 
-WAYS = through_memory, copied, empty_like
+def in_windows(comm, like):
+    """Return arrays in memory that other processes map, however short they are."""
+    slots.set_longest(-1, -1)
+    return empty_like(comm, like)
+
+
+def by_slots(comm, like):
+    """Return arrays of which each member averages copies for itself, however long they are."""
+    arrays = elsewhere(like)
+    slots.set_longest(1 << 30, 1 << 30)
+    return arrays
+
+
+WAYS = through_memory, copied, in_windows, by_slots
 
 
 def assert_same(results):
@@ -174,7 +192,7 @@ def test_late_ranks_have_the_same_bits(comm, late):
 
 
 @pytest.mark.ranks(4, 8)
-@pytest.mark.parametrize("make", [copied, empty_like])
+@pytest.mark.parametrize("make", [copied, in_windows])
 def test_nothing_is_lost_wherever_ranks_are(comm, make):
     """Timely or late by chance, what all have added is in the average over all ranks, exactly."""
     x = make(comm, np.zeros(300_001))
@@ -238,7 +256,7 @@ def test_an_interrupted_call_gives_the_vector_back(comm, length, first, late):
 
 
 @pytest.mark.ranks(4, 8)
-@pytest.mark.parametrize("make", [copied, empty_like])
+@pytest.mark.parametrize("make", [copied, in_windows, by_slots])
 @pytest.mark.parametrize("options", [{"wait": "group"}, {}], ids=["group", "nobody"])
 def test_calls_are_interrupted_at_any_moment(comm, options, make):
     """Nobody writes to a vector after that, and nothing is lost, unless a change is not known."""
@@ -408,6 +426,22 @@ def test_a_wrong_argument_raises_on_all_ranks(comm, shape, dtype, error):
     wrong = comm.rank == 0
     with pytest.raises((TypeError, ValueError), match=error):
         empty(comm, shape if wrong else 3, dtype if wrong else np.float32)
+
+
+@pytest.mark.ranks(3, 4)
+def test_statistics_say_which_way_averages_went(comm):
+    """By slots where vectors are short, in windows or not; 16 KiB are, for 3 members and more."""
+    slots.set_longest()
+    for count, by_slots in ((2048, 3), (2049, 0)):
+        x = empty(comm, count, np.float64)
+        with GroupAllreduce(
+            comm, x, transport="shared", group_size=comm.size, wait="group"
+        ) as average:
+            average(x)
+            average(x)
+            average(np.zeros(count))
+            assert average.statistics().in_slots == by_slots
+            assert average.statistics().in_place == (0 if by_slots else 2)
 
 
 @pytest.mark.ranks(3, 4)

@@ -286,6 +286,7 @@ cdef class NativeCollective(Driver):
             self.contribution.nonfinite,
             self.reduction.bytes_sent,
             self.reduction.in_place,
+            self.reduction.in_slots,
             waiting_ns * 1e-9,
             (self.caller.calls_ns - waiting_ns) * 1e-9,
             self.busy_ns() * 1e-9,

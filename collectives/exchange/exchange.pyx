@@ -69,6 +69,8 @@ cdef class Exchange:
         `keeps` them. If all members enter the exchange `together`, none executes it for another.
         """
         self.resume_in_memory()
+        if self.shared.by_slots(size):
+            self.running = <void *>self.shared.slots
         self.shared.begin(number, together, members, size, user, lent, ringed, keeps)
 
     cdef void resume_in_memory(self) noexcept nogil:

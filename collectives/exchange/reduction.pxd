@@ -36,8 +36,8 @@ cdef class Reduction:
     # Whether this rank contributes a vector, of any weight, rather than zeros in place of one.
     cdef bint has_own
     # busy_ns: nanoseconds spent processing messages that had arrived.
-    # in_place: averages that used the application's arrays where they are.
-    cdef long long bytes_sent, progress_count, busy_ns, in_place
+    # in_place: averages that used the application's arrays where they are; in_slots: by slots.
+    cdef long long bytes_sent, progress_count, busy_ns, in_place, in_slots
     # In the timeline: of which collective it is, and what it has processed last.
     cdef int number
     cdef Exchanged exchanged

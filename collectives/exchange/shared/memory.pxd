@@ -36,10 +36,11 @@ cdef struct Known:
 cdef class SharedMemory:
     cdef Layout layout
     cdef int rank, size
-    cdef Py_ssize_t distance, begin_of_ring, begin_of_places
+    cdef Py_ssize_t distance, begin_of_ring, begin_of_slots, begin_of_places
     # By rank, NULL on other nodes.
     cdef Part **parts
     cdef unsigned long long **words
+    cdef unsigned long long **slot_words
     cdef Place **places
     # The ranks' processes, and some windows of each that were used before.
     cdef int *processes
@@ -56,6 +57,7 @@ cdef class SharedMemory:
     cdef char *snapshot(self, int rank) noexcept nogil
     cdef char *result(self, int rank) noexcept nogil
     cdef char *ring(self, int rank) noexcept nogil
+    cdef char *slot(self, int rank, int k) noexcept nogil
     cdef bint show(self, char **arrays) noexcept nogil
     cdef char *_window(self, int rank, unsigned long long family) noexcept nogil
     cdef void leave(self) noexcept nogil

@@ -8,6 +8,7 @@ from libc.stdlib cimport free
 
 from collectives.memory.allocation cimport LINE, PAGE, Segment, apart, round_up, zeroed
 from collectives.memory.windows cimport address_of, family_at, move_away
+from collectives.protocols.slots cimport SLOTS, WORDS as WORDS_OF_SLOTS
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
@@ -18,6 +19,8 @@ cdef enum:
     WORDS = 4 * LINE  # which leaves three for a `Part`
     # Windows of each rank whose addresses are at hand.
     KNOWN = 8
+    # Bytes of the slots' words.
+    SLOT_WORDS = WORDS_OF_SLOTS * 8
 
 
 cdef class SharedMemory:
@@ -29,22 +32,26 @@ cdef class SharedMemory:
         words: number of words.
         vectors: whether to have a snapshot and a result vector.
         ring: bytes of the ring; 0: none.
+        slots: whether to have slots.
 
     Raises:
         AttributeError, OSError, CudaError: the system provides no memory that others can map.
     """
 
     def __init__(
-        self, Layout layout, int rank, int size, Py_ssize_t words, bint vectors, Py_ssize_t ring
+        self, Layout layout, int rank, int size, Py_ssize_t words, bint vectors, Py_ssize_t ring,
+        bint slots
     ):
         cdef Py_ssize_t places = WORDS + words * sizeof(long long)
         cdef Py_ssize_t begin = round_up(places + layout.count * sizeof(Place), PAGE)
+        cdef Py_ssize_t end
         self.layout = layout
         self.rank = rank
         self.distance = apart(layout.size)
         self.begin_of_ring = 2 * self.distance if vectors else 0
+        self.begin_of_slots = self.begin_of_ring + round_up(ring, PAGE)
         self.begin_of_places = places
-        self.vectors = <char **>zeroed(4 * size, sizeof(char *))
+        self.vectors = <char **>zeroed(5 * size, sizeof(char *))
         self.processes = <int *>zeroed(size, sizeof(int))
         self.known = <Known *>zeroed(KNOWN * size, sizeof(Known))
         if self.vectors == NULL or self.processes == NULL or self.known == NULL:
@@ -52,6 +59,7 @@ cdef class SharedMemory:
         self.parts = <Part **>(self.vectors + size)
         self.words = <unsigned long long **>(self.vectors + 2 * size)
         self.places = <Place **>(self.vectors + 3 * size)
+        self.slot_words = <unsigned long long **>(self.vectors + 4 * size)
         self.processes[rank] = getpid()
         self.size = size
         self.segments, self.mapped = [], []
@@ -60,7 +68,10 @@ cdef class SharedMemory:
             self.exported = layout.space.export(max(self.begin_of_ring + ring, LINE))
             self._place(rank, self.segment, self.exported.address)
         else:
-            self.segment = Segment(begin + self.begin_of_ring + ring)
+            end = begin + self.begin_of_slots
+            if slots:
+                end += SLOT_WORDS + SLOTS * self.distance
+            self.segment = Segment(end)
             self._place(rank, self.segment, self.segment.address + begin)
 
     def __dealloc__(self):
@@ -73,6 +84,7 @@ cdef class SharedMemory:
         self.words[rank] = <unsigned long long *>(segment.address + WORDS)
         self.places[rank] = <Place *>(segment.address + self.begin_of_places)
         self.vectors[rank] = vectors
+        self.slot_words[rank] = <unsigned long long *>(vectors + self.begin_of_slots)
 
     @property
     def handle(self):
@@ -118,6 +130,10 @@ cdef class SharedMemory:
 
     cdef char *ring(self, int rank) noexcept nogil:
         return self.vectors[rank] + self.begin_of_ring
+
+    cdef char *slot(self, int rank, int k) noexcept nogil:
+        """Return where the vector is in one of a rank's slots."""
+        return <char *>self.slot_words[rank] + SLOT_WORDS + k * self.distance
 
     # The application's arrays
 

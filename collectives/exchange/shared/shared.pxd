@@ -2,6 +2,7 @@ cimport cython
 
 from collectives.exchange.reduction cimport Reduction
 from collectives.exchange.shared.memory cimport Part, SharedMemory
+from collectives.exchange.shared.slots cimport Slots
 from collectives.exchange.transport cimport Transport
 from collectives.memory.layout cimport Layout
 from collectives.protocols.groups cimport Groups
@@ -86,7 +87,10 @@ cdef class Shared(Transport):
     cdef Part *part
     # The lists of ranks that `steps` uses.
     cdef int *members
+    # None if vectors are too long, or others begin this rank's part.
+    cdef Slots slots
 
+    cdef bint by_slots(self, int size) noexcept nogil
     cdef void describe(
         self, bint in_place, bint saves, bint filled, double weight, double weight_after, double count
     ) noexcept nogil

@@ -12,6 +12,7 @@ from mpi4py.libmpi cimport MPI_ERR_OTHER
 from collectives.exchange.clock cimport now
 from collectives.exchange.reduction cimport Reduction
 from collectives.exchange.shared.memory cimport ELSEWHERE, Part, SharedMemory
+from collectives.exchange.shared.slots cimport Slots, has_slots
 from collectives.memory.allocation cimport LINE, allocate, try_to_allocate, zeroed
 from collectives.memory.layout cimport HEADER
 from collectives.memory.other_processes cimport copy_from, copy_to
@@ -441,7 +442,8 @@ cdef class Shared(Transport):
             members know only their own groups, and all are present in each exchange.
         rank, size: this rank, and number of ranks.
         vectors: whether to have a snapshot and a result vector.
-        rings: whether to have a ring.
+        rings: whether every member of an exchange comes to it, and may use a ring; or slots,
+            if there are vectors, and short ones.
         spins: whether callers that wait have a core each.
     """
 
@@ -454,10 +456,14 @@ cdef class Shared(Transport):
         # Sufficient for groups of any size: blocks are longest in the smallest.
         # On a device a pass may end after an interrupted call has given the arrays back.
         cdef int patience = 0 if layout.space.deferred else PATIENCE if spins else 1
+        cdef bint by_slots = (
+            vectors and rings and not layout.space.deferred and has_slots(layout.size))
         cdef Py_ssize_t ring = min(AHEAD * shared_block(length, 2, layout.space.block), length)
         self.memory = SharedMemory(
             layout, rank, size, BLOCKS + most_shared_blocks(length, size), vectors,
-            ring if rings else 0)
+            ring if rings else 0, by_slots)
+        if by_slots:
+            self.slots = Slots(reduction, self.memory, rank, size)
         reduction.exported = vectors and layout.space.deferred
         self.blocks = SharedBlocks(reduction, self.memory, groups, rank, size)
         self.part = self.memory.parts[rank]
@@ -488,6 +494,10 @@ cdef class Shared(Transport):
         self.part.count = count
         self.part.average_number = -1
 
+    cdef bint by_slots(self, int size) noexcept nogil:
+        """Return whether an exchange of so many members is by slots."""
+        return self.slots is not None and self.slots.suit(size)
+
     cdef void begin(
         self, long long number, bint together, const int *members, int size, char **user,
         bint lent, bint ringed, bint keeps
@@ -497,10 +507,16 @@ cdef class Shared(Transport):
         If `lent`, the application's arrays, `user`, are published block by block; unless NULL,
         they receive the mean. `ringed`, by way of the ring alone, is possible if they do both, or
         if this rank has weight 0 and receives nothing. Arrays in a window are used there instead,
-        except that a rank which `keeps` what it contributes in its snapshot publishes that.
+        except that a rank which `keeps` what it contributes in its snapshot publishes that. Short
+        vectors go by the `slots`, which then are the transport of this exchange.
         """
-        cdef bint windowed = (
-            user != NULL and self.memory.begin_of_ring > 0 and self.memory.show(user))
+        cdef bint windowed = False
+        if self.by_slots(size):
+            self.slots.begin(
+                number, members, size, user, lent, ringed,
+                self.blocks._averaged_in(number, together))
+            return
+        windowed = user != NULL and self.memory.begin_of_ring > 0 and self.memory.show(user)
         self.blocks.reduction.in_place += windowed
         self.blocks.begin(number, together, user, size)
         self.steps.begin(
