@@ -25,12 +25,12 @@ cdef class SlotsProtocol:
     cdef int rank, slot, size, filled
     cdef long long number
     cdef bint pending, given
-    cdef unsigned long long numbers[SLOTS]
+    cdef long long numbers[SLOTS]
     cdef int sizes[SLOTS]
 
     cdef void attach(self, SlotsPort port)
     cdef int *place(self, int k) noexcept nogil
-    cdef unsigned long long load(self, int rank, Py_ssize_t offset) noexcept nogil
+    cdef long long load(self, int rank, Py_ssize_t offset) noexcept nogil
     cdef void store(self, Py_ssize_t offset, unsigned long long value) noexcept nogil
     cdef void begin(self, long long number, const int *members, int size) noexcept nogil
     cdef bint progress(self) noexcept nogil
