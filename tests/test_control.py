@@ -147,7 +147,7 @@ def test_a_rollout_is_played_once_by_the_policy_of_its_first_step():
     assert [task.work(batch) for batch in first] == [len(part.returns) for part in parts]
     name, each = task.reported
     assert name == "environment_steps" and sum(map(task.work, first)) / each == (
-        first[0]._pending._environments.frames
+        first[0]._pending.environments.frames
     )
     whole = first[0]._pending.played(policy)
     assert [batch.played for batch in first] == [len(whole.returns)] + [0] * (len(first) - 1)

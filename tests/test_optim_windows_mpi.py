@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 
+from collectives.exchange.shared import slots
 from collectives.memory import windows
 from wagma import optim
 
@@ -50,9 +51,17 @@ def train(comm, method, transport):
     return comm.allreduce(in_place), model  # one rank may be late in every call
 
 
+@pytest.fixture
+def without_slots():
+    """Let short vectors be averaged in windows, as long ones are."""
+    slots.set_longest(-1, -1)
+    yield
+    slots.set_longest()
+
+
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_averaged_is_in_windows(comm, method):
+def test_what_is_averaged_is_in_windows(comm, without_slots, method):
     """The tensors have memory of their own once the optimizer is closed."""
     in_place, model = train(comm, method, "shared")
     assert in_place > 0

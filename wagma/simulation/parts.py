@@ -185,7 +185,7 @@ class Part:
         """Return the fields of `collectives.statistics.Statistics`; its times are simulated."""
         simulation = self.ranks.simulation
         waited = 0.0 if simulation is None else float(simulation.waited[self.rank])
-        return (*self._counts(), 0, 0, waited, 0.0, 0.0)
+        return (*self._counts(), 0, 0, 0, waited, 0.0, 0.0)
 
     def _counts(self) -> tuple[Any, ...]:
         """Return the fields from `calls` to `nonfinite`."""
