@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -390,9 +388,14 @@ def test_other_batches_follow_at_the_end_of_a_pass(make):
 # Signals
 
 
-class Killed(Dataset):
-    """Has its worker get a signal while an element is loaded, as from a batch system."""
+# Workers get signals while they load elements, as from a batch system.
+KILLED = """
+import os, signal
+from torch.utils.data import DataLoader, Dataset
+from wagma.tasks import contract
 
+
+class Killed(Dataset):
     def __len__(self):
         return 8
 
@@ -406,17 +409,24 @@ def noted(worker):
     assert worker in (0, 1)
 
 
+both = [DataLoader(Killed(), 2, num_workers=2, worker_init_fn=noted) for _ in range(2)]
+task = contract.Task("task", None, lambda *_: both, None)
+for batches in contract.deal(task, 0, 1, 2, 0):
+    print([batch.tolist() for batch in batches])
+"""
+
+
 def dealt(training, test):
     """Return a task's batches as a rank of `wagma train` gets them."""
     task = contract.Task("task", None, lambda *_: (training, test), None)
     return contract.deal(task, 0, 1, 2, 0)
 
 
-def test_workers_outlive_the_signals_of_a_batch_system():
+@pytest.mark.launch
+def test_workers_outlive_the_signals_of_a_batch_system(mpirun):
     """Those that load test batches as well."""
-    both = [DataLoader(Killed(), 2, num_workers=2, worker_init_fn=noted) for _ in range(2)]
-    for batches in dealt(*both):
-        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    ended = mpirun(None, "-c", KILLED, timeout=60, forked=True).check()
+    assert ended.stdout == 2 * "[[0, 1], [2, 3], [4, 5], [6, 7]]\n"
 
 
 def test_a_worker_still_ends_when_its_rank_ends_it():
