@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import signal
@@ -128,11 +129,12 @@ class Planted:
         from collectives import PartialAllreduce
         from collectives.collective import Collective
 
-        name = "synchronize" if self.fault.kind == "killed in an average of all" else "__call__"
+        of_all = self.fault.kind == "killed in an average of all"
+        names = ("synchronize", "average") if of_all else ("__call__",)
         kinds: list[type] = [Collective, PartialAllreduce]
         for kind in kinds:
             kinds += kind.__subclasses__()
-        for kind in kinds:
+        for kind, name in itertools.product(kinds, names):
             if name in vars(kind):
                 setattr(kind, name, self._watched(vars(kind)[name]))
 
