@@ -28,6 +28,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 from forked import LENGTH, MOST_FILES, PID
 
 STUB = Path(__file__).with_name("forked.py")
@@ -70,8 +71,10 @@ class Server:
 
 
 def is_stub(process) -> bool:
-    """Return whether a process stands for a forked one."""
-    return str(STUB) in process.cmdline()
+    """Return whether a process stands for a forked one; one that has ended does not."""
+    with contextlib.suppress(psutil.Error):
+        return str(STUB) in process.cmdline()
+    return False
 
 
 # In the server

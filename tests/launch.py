@@ -176,9 +176,9 @@ def segments() -> set[str]:
 
 def environment(process) -> dict[str, str]:
     with contextlib.suppress(psutil.Error, OSError):
-        if forking.cache_info().currsize and (found := forking().environment(process.pid)):
-            return found
-        return process.environ()
+        told = forking().environment(process.pid) if forking.cache_info().currsize else {}
+        # Its own first: what is told may be of one that had the same number before.
+        return {**told, **process.environ()}
     return {}
 
 
