@@ -231,6 +231,12 @@ class Collective(Described):
         """Return the `collectives.statistics.Statistics` of this rank so far."""
         return Statistics(*self.native.statistics())
 
+    @property
+    def _nonfinite(self) -> int:
+        """That field of the statistics, for a look at it after every call."""
+        nonfinite: int = self.native.nonfinite
+        return nonfinite
+
     def fail(self, error: BaseException) -> None:
         """Tell all ranks of this rank's `error`: their calls raise it, and they can only close."""
         if self._is_ours() and not (self.closed or self.native.broken):

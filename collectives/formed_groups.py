@@ -193,9 +193,14 @@ class FormedGroupCollective(PlannedCollective):
         """
         statistics = super().statistics()
         return statistics._replace(
-            nonfinite=statistics.nonfinite + self.native.group_nonfinite,
+            nonfinite=self._nonfinite,
             bytes_sent=statistics.bytes_sent + self.native.group_bytes,
         )
+
+    @property
+    def _nonfinite(self) -> int:
+        nonfinite: int = self.native.nonfinite + self.native.group_nonfinite
+        return nonfinite
 
     @property
     def participates(self) -> bool:

@@ -49,7 +49,8 @@ class Node:
             memory: this rank's, a `NodeMemory` or `NodeQueues`.
         """
         shortest = other_processes.shortest
-        offer = None if shortest is None else other_processes.offer()
+        copies = shortest is not None and memory.longest >= shortest
+        offer = other_processes.offer() if copies else None
         handles = self._comm.allgather((memory.handles, memory.missing, offer))
         error = next((error for _, error, _ in handles if error), None)
         if error is None:
@@ -57,7 +58,6 @@ class Node:
                 memory.map({rank: given[0] for rank, given in zip(self.ranks, handles)})
             except (OSError, CudaError) as caught:
                 error = str(caught)
-        copies = shortest is not None and memory.longest >= shortest
         copies = copies and all(other_processes.may_access(offer) for _, _, offer in handles)
         answers = self._comm.allgather((error, copies))
         error = next(filter(None, (error for error, _ in answers)), None)

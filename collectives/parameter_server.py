@@ -43,7 +43,8 @@ class ParameterServer(PeerCollective):
             but a change is dropped if `max_age` or more were added to the model since.
             "async-local": as "asp", for changes of several steps each, which have weight ε/P; after
             every P of them the model looks ahead, by β times its changes in sum, of which those of
-            each earlier P have decayed by β (delayed Nesterov momentum).
+            each earlier P have decayed by β (delayed Nesterov momentum). Changes outside of calls
+            (`synchronize`, `join`) have weight 1/P here, too; momentum starts again with each.
         backups: b of "backup", from 0 to P − 1.
         max_age: R of "ringmaster", at least 1; None: P.
         outer_momentum: β of "async-local", from 0 to less than 1; None: 0.9.
@@ -147,7 +148,7 @@ class ParameterServer(PeerCollective):
     def synchronize(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Add the changes of all ranks since their last calls, and get the model; collective.
 
-        Each change has weight 1/P, as in `join`.
+        Each change has weight 1/P, as in `join`, in every mode.
         """
         with device.fetched(self, vector, stream) as vector, self._collectively("synchronize()"):
             self._carry_out(self.native.hand_in, vector)
@@ -163,8 +164,8 @@ class ParameterServer(PeerCollective):
     def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Make no more calls, and serve those of the others until all ranks have joined.
 
-        Collective. The changes since the last calls have weight 1/P. All ranks then have the
-        server's model, and have made as many calls as the rank with the most.
+        Collective. The changes since the last calls have weight 1/P in every mode. All ranks then
+        have the server's model, and have made as many calls as the rank with the most.
         """
         super().join(vector, stream=stream)
 

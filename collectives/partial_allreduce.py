@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
 __all__ = ["PartialAllreduce"]
 
 BLOCK = 1 << 15  # elements processed at a time, which stay in cache
+LARGEST_HALF = 65504.0  # of fp16; bf16 has the range of the sums
 WRITABLE = 1  # PyBUF_WRITABLE
 
 
@@ -51,6 +52,9 @@ class PartialAllreduce(Described):
     `sync_period`-th call waits for all ranks. After it, the vectors returned since the last such
     call add up to the mean of the contributions, on every rank. All ranks construct the collective
     together and make the same number of calls; a rank with fewer calls joins the others (`join`).
+
+    A result of fp16 is limited to ±65504, and the next ones have the rest; only one that waits for
+    all ranks overflows to infinity, as no other has what is left.
 
     Args:
         comm: mpi4py intracommunicator of the participating ranks; it is duplicated.
@@ -191,7 +195,7 @@ class PartialAllreduce(Described):
         with self._operation(vector, stream) as arrays:
             self._put(arrays)
             result = self._sums(self._averaged(arrays))
-            self._take(arrays)
+            self._take(arrays, last=result.synchronized)
             if result.synchronized:
                 self._begin_period()
         return result
@@ -204,7 +208,7 @@ class PartialAllreduce(Described):
         with self._operation(vector, stream) as arrays:
             self._put(arrays)
             self._sums.synchronize(self._averaged(arrays))
-            self._take(arrays)
+            self._take(arrays, last=True)
             self._begin_period()
 
     def average(self, vector: Vector, *, weight: float = 1.0, stream: Stream | None = None) -> None:
@@ -246,7 +250,7 @@ class PartialAllreduce(Described):
                 yield
             if self._sums.native.synchronizations > before + 1:
                 _zero(self._receive)
-            self._take(arrays)
+            self._take(arrays, last=True)
             self._begin_period()
 
     def load(self, version: int) -> None:
@@ -356,14 +360,17 @@ class PartialAllreduce(Described):
                     sums += new
                 averaged[...] = sums
 
-    def _take(self, arrays: list[np.ndarray]) -> None:
+    def _take(self, arrays: list[np.ndarray], last: bool) -> None:
         """Subtract the receive buffer from the newest average, and add the result to the buffer.
 
-        What rounding omits from one result is in the next.
+        What rounding omits from one result is in the next, and so is what exceeds fp16; in the last
+        result of a period that is infinite.
         """
         for each, receive, wide in zip(arrays, self._receive, self._wide, strict=True):
             for new, got, mean in _blocks(each, receive, each if wide is None else wide):
                 np.subtract(mean, got, out=mean)
+                if new.dtype == np.float16 and not last:
+                    np.clip(mean, -LARGEST_HALF, LARGEST_HALF, out=mean)
                 if wide is not None:
                     new[...] = mean
                 got += new

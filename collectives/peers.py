@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +128,9 @@ class PeerCollective(PlannedCollective):
                 all ranks are told, and only close() is allowed after it.
 
         An exception from a signal handler, such as KeyboardInterrupt, ends the call, but not the
-        rank's part in the method; changes made before the next call are then excluded. If it is
-        raised in an operation of all ranks, such as `average`, only close() is allowed after it.
+        rank's part in the method; changes made before the next call are then excluded, unless the
+        vector has the model already. If it is raised in an operation of all ranks, such as
+        `average`, only close() is allowed after it.
         """
         if self._copies is None and stream is None:
             return self._call(vector)
@@ -190,13 +194,18 @@ class PeerCollective(PlannedCollective):
         `versions` counts the averages that contain its model, `passive` those that another rank
         requested.
         """
-        mailbox, statistics = self.native.mailbox, super().statistics()
+        statistics = super().statistics()
         return statistics._replace(
             versions=self._protocol.averagings,
             passive=self._protocol.passive,
-            nonfinite=mailbox.deciding.nonfinite,
-            bytes_sent=statistics.bytes_sent + mailbox.bytes_sent,
+            nonfinite=self._nonfinite,
+            bytes_sent=statistics.bytes_sent + self.native.mailbox.bytes_sent,
         )
+
+    @property
+    def _nonfinite(self) -> int:
+        nonfinite: int = self.native.mailbox.deciding.nonfinite
+        return nonfinite
 
     def join(self, vector: Vector, *, stream: Stream | None = None) -> None:
         """Make no more calls, and serve those of the others until all ranks have joined.
@@ -259,13 +268,19 @@ class PeerCollective(PlannedCollective):
         return [array if wide is None else wide for wide, array in zip(self._wide, arrays)]
 
     def _carry_out(self, operation: Callable[..., Any], vector: Any, *arguments: Any) -> None:
-        """Call a method of the engine with a vector of the engine's dtypes, and convert it back."""
+        """Call a method of the engine with a vector of the engine's dtypes, and convert it back.
+
+        Even if it raises: a signal's exception may come when the engine has returned the model.
+        """
         self.native.check(vector)
         arrays = self._listed(vector)
-        operation(self._wider(arrays), *arguments)
-        for wide, array in zip(self._wide, arrays):
-            if wide is not None:
-                array[:] = wide
+        wider = self._wider(arrays)
+        halves = [(array, ..., wide) for wide, array in zip(self._wide, arrays) if wide is not None]
+        try:
+            operation(wider, *arguments)
+        finally:
+            # In one call, within which no signal's handler runs.
+            deque(itertools.starmap(operator.setitem, halves), maxlen=0)
 
     def _restart(self, vector: Any, version: int) -> None:
         self.native.restart(self._wider(self._listed(vector)), version)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
-__all__ = ["Statistics"]
+__all__ = ["Statistics", "total"]
+
+AGES = "staleness"  # the field that counts by age
 
 
 class Statistics(NamedTuple):
@@ -44,3 +48,14 @@ class Statistics(NamedTuple):
     waiting: float
     communicating: float
     engine: float
+
+
+def total(statistics: Sequence[Statistics]) -> Statistics:
+    """Return the sums of the statistics of several collectives.
+
+    Args:
+        statistics: of at least one.
+    """
+    sums = {name: sum(each) for name, *each in zip(Statistics._fields, *statistics) if name != AGES}
+    ages = zip_longest(*(each.staleness for each in statistics), fillvalue=0)
+    return Statistics(**{**sums, AGES: tuple(map(sum, ages))})

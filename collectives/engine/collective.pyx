@@ -293,6 +293,11 @@ cdef class NativeCollective(Driver):
         )
 
     @property
+    def nonfinite(self):
+        """The field of `statistics` with that name, without what the others cost."""
+        return self.contribution.nonfinite
+
+    @property
     def version(self):
         """The version of the next call."""
         return self.protocol.version + self.protocol.base

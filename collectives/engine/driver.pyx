@@ -257,6 +257,9 @@ cdef class Driver(Served):
     cdef long long busy_ns(self) noexcept nogil:
         return self.reduction.busy_ns + self.port.copying_ns
 
+    cdef bint is_copying(self) noexcept nogil:
+        return self.port.copying
+
     cdef void gather(self) noexcept nogil:
         """Begin to gather which operation every rank is in, if that is due."""
         self.steps.gathers = False

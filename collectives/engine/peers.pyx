@@ -229,10 +229,14 @@ cdef class PeerExchange(ProtocolCalls):
         cdef UserVector opened = UserVector(vector, self.mailbox.layout, 0)
         with nogil:
             pthread_mutex_lock(&self.lock)
-            self.mailbox.user = opened.arrays
-            self.deciding.go_on_from()
-            self.mailbox.user = NULL
-            pthread_mutex_unlock(&self.lock)
+            try:
+                # An average with another rank may have begun to save what the application got.
+                self.waiter.wait(self, ANSWERED)
+                self.mailbox.user = opened.arrays
+                self.deciding.go_on_from()
+                self.mailbox.user = NULL
+            finally:
+                pthread_mutex_unlock(&self.lock)
 
     def join_peers(self, vector):
         """Make no more calls, except those that others need, until all ranks have joined."""

@@ -233,14 +233,15 @@ cdef class VersionsPort(EnginePort):
 
     cdef void begin_version(self, long long version, long long number) noexcept nogil:
         cdef int me = self.groups.find(version + self.operations.base)
+        cdef bint lent = self.publishing.lent
         self.version_began = now()
         self.rhythm.beat(self.version_began)
         if self.exchange.shares(self.groups.members, self.groups.count):
             self.describe()
             self.exchange.begin_in_memory(
                 number, False, self.groups.members, self.groups.count,
-                self.vectors.of[X] if self.publishing.direct else NULL, self.publishing.lent,
-                self.publishing.bypasses_snapshot(), self.publishing.keeps)
+                self.vectors.of[X] if self.publishing.direct else NULL, lent,
+                lent and self.publishing.bypasses_snapshot(), self.publishing.keeps)
         else:
             self.begin_by_messages(
                 self.groups.members, self.groups.count, me, version_tag(version, self.window),

@@ -33,6 +33,7 @@ cdef class Served:
     cdef void progress_in_memory(self) noexcept nogil
     cdef long long progressed(self) noexcept nogil
     cdef long long busy_ns(self) noexcept nogil
+    cdef bint is_copying(self) noexcept nogil
     cdef bint reached(self, int goal) noexcept nogil
     cdef bint is_in_vain(self, int goal) noexcept nogil
     cdef int raise_failure(self, int goal) except -1

@@ -40,6 +40,10 @@ cdef class Served:
         """Return the nanoseconds spent on advancing work."""
         return 0
 
+    cdef bint is_copying(self) noexcept nogil:
+        """Return whether a call copies or checks its vector, and advances the collective then."""
+        return False
+
     # What a waiting caller asks
 
     cdef bint reached(self, int goal) noexcept nogil:

@@ -187,7 +187,9 @@ cdef class GroupVersions(NativeCollective):
         if self.versions.vectors != RUNNING:
             return self._next_call(), range(self.size)
         running = f"version {self.versions.running + self.protocol.base}"
-        members = [self.groups.members[member] for member in range(self.groups.count)]
+        members = {self.groups.members[member] for member in range(self.groups.count)}
+        if self.exchange.shared is not None and self.exchange.shared.slots is not None:
+            members |= self.exchange.shared.slots.readers()
         if self.version_steps.holding:
             running = f"{self._between_calls()} during {running}"
         return running, sorted(members)

@@ -8,6 +8,10 @@ import os
 import warnings
 
 VARIABLE = "WAGMA_COPY_MINIMUM"
+NEVER = "never"
+# On these processors copies by the kernel are faster than two through shared memory, from so many
+# bytes on; on AMD's they are slower (docs/figures.md).
+FASTER_FROM = {"GenuineIntel": 4 << 20}
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
@@ -36,10 +40,26 @@ def from_environment():
     """Return the bytes of the shortest vector for which the kernel copies; None: for none."""
     given = os.environ.get(VARIABLE)
     if not given:
-        return None
+        return FASTER_FROM.get(processor())
     if given.isdecimal():
         return int(given)
-    warnings.warn(f"{VARIABLE} is {given!r}, not a number of bytes: there are no such copies")
+    if given != NEVER:
+        warnings.warn(
+            f"{VARIABLE} is {given!r}, neither a number of bytes nor {NEVER!r}: there are no such "
+            "copies")
+    return None
+
+
+def processor(path="/proc/cpuinfo"):
+    """Return who made this machine's processors, as x86 names them; None: that is not known."""
+    try:
+        with open(path) as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "vendor_id":
+                    return value.strip()
+    except OSError:
+        pass
     return None
 
 

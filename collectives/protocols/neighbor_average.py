@@ -105,6 +105,9 @@ class NeighborAverageProtocol(PeerProtocol):
         self.distribute()
         self.port.return_model(1)
 
+    def owes(self):
+        return self.calling and self.round + 1 < self.rounds
+
     def is_waited_for_by(self, rank):
         i: cython.int
         for i in range(self.rounds):

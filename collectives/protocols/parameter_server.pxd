@@ -8,11 +8,12 @@ cdef class ParameterServerProtocol(PeerProtocol):
     cdef int[::1] waiting
     cdef double[::1] speeds
     cdef int mode, server, backups, came
-    cdef double share, momentum, highest
+    cdef double whole, share, momentum, highest
     cdef public double speed, fastest
     cdef long long max_age
     cdef public long long version, held, dropped, lag
 
+    cdef void restart_momentum(self) noexcept nogil
     cdef void absorb(self, int source, long long number, double speed) noexcept nogil
     cdef void reply(self, int rank) noexcept nogil
     cdef void note_speed(self, int rank, double speed) noexcept nogil

@@ -15,6 +15,9 @@ A change has weight 1/P, so that a round of all ranks is one step with their mea
   the sum of all that it has changed, which has decayed by β each time. Ranks tell the server
   their speeds, and it tells them the fastest one's.
 
+A change that a rank hands in outside of calls has weight 1/P in every mode, and no momentum, which
+starts again with it.
+
 The server does not wait for a rank that has left, or is about to average with all. Its own
 application is one of the ranks.
 
@@ -94,7 +97,9 @@ class ParameterServerProtocol(PeerProtocol):
         self.backups = backups if mode == "backup" else 0
         # How old a change must be to be dropped, where changes are added at once.
         self.max_age = max_age if mode == "ringmaster" else ANY_AGE
-        # The weight of a change, which BACKUP and HETE modify.
+        # The weight of a change that is handed in; and of one in a call, which BACKUP and HETE
+        # modify.
+        self.whole = 1 / size
         self.share = (outer_rate if mode == "async-local" else 1) / size
         self.momentum = outer_momentum if mode == "async-local" else 0
         self.version = 0
@@ -116,8 +121,13 @@ class ParameterServerProtocol(PeerProtocol):
         self.held = 0
         for i in range(len(self.waiting)):
             self.waiting[i] = False
-        if self.mode == ASYNC_LOCAL and self.rank == self.server:
-            self.port.look_ahead(0)  # from here on
+        if self.rank == self.server:
+            self.restart_momentum()
+
+    def restart_momentum(self):
+        """Let the model look ahead by what changes it from here on."""
+        if self.mode == ASYNC_LOCAL:
+            self.port.look_ahead(0)
 
     def start(self):
         """Send the change to the server, and wait for its model."""
@@ -177,7 +187,8 @@ class ParameterServerProtocol(PeerProtocol):
     def hand_in(self):
         """Send the change since the last call to the server."""
         if self.rank == self.server:
-            self.port.publish(self.share)
+            self.port.publish(self.whole)
+            self.restart_momentum()
         else:
             self.calling = True
             self.port.write_change(LAST, self.calls, 0)
@@ -191,7 +202,8 @@ class ParameterServerProtocol(PeerProtocol):
     def settle(self, source):
         """Add a change sent by `hand_in` to the server's model; or note the server's answer."""
         if self.rank == self.server:
-            self.port.mix(source, 1, self.share)
+            self.port.mix(source, 1, self.whole)
+            self.restart_momentum()
             self.port.write(LAST, self.version)
             self.port.post(source)
         else:
@@ -204,7 +216,8 @@ class ParameterServerProtocol(PeerProtocol):
             return
         active: cython.int = self.size
         for i in range(self.size):
-            if self.is_out(i):
+            # A rank whose change is in the round is not missing, whatever it does since.
+            if self.is_out(i) and not self.waiting[i]:
                 active -= 1
         if self.came < active and self.came < self.size - self.backups:
             return

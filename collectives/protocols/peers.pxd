@@ -17,7 +17,7 @@ cdef class PeerProtocol:
     cdef Port port
     cdef public int rank, size, missing
     cdef public long long calls, skipped, most_calls, averagings, passive, pauses, came_back
-    cdef public bint calling, leaving, paused, joined, follows, queues
+    cdef public bint calling, leaving, departing, paused, joined, follows, queues
     cdef int[::1] awaited
     cdef long long[::1] messages, left, away
 
@@ -37,6 +37,8 @@ cdef class PeerProtocol:
     cdef bint is_out(self, int i) noexcept nogil
     cdef void announce(self, int kind, long long number) noexcept nogil
     cdef void leave(self, bint failed) noexcept nogil
+    cdef void depart(self) noexcept nogil
+    cdef bint owes(self) noexcept nogil
     cdef void pause(self) noexcept nogil
     cdef void resume(self) noexcept nogil
     cdef void hand_in(self) noexcept nogil

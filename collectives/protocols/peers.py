@@ -101,6 +101,8 @@ class PeerProtocol:
         self.skipped = 0
         self.calling = False
         self.leaving = False
+        # Whether the others are still to be told that it is.
+        self.departing = False
         self.paused = False
         self.joined = False
         self.follows = False
@@ -184,6 +186,7 @@ class PeerProtocol:
             self.start()
             self.proceed()
         self.look_for_missing()
+        self.depart()
 
     def proceed(self):
         """Do what the method can do now."""
@@ -216,8 +219,18 @@ class PeerProtocol:
         """
         self.leaving = True
         self.paused = True
-        if not failed:
+        self.departing = not failed
+        self.depart()
+
+    def depart(self):
+        """Tell the others that this rank has left, once it owes them nothing that it can send."""
+        if self.departing and (self.missing >= 0 or not self.owes()):
+            self.departing = False
             self.announce(LEAVE, self.calls)
+
+    def owes(self):
+        """Return whether a call that an exception has ended is still to send what others need."""
+        return False
 
     def pause(self):
         """Begin nothing new: the application is about to enter an operation of all ranks."""

@@ -126,7 +126,7 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         """Send this iteration's update, once it is due, to all destinations that may use it."""
         i: cython.int
         written: cython.bint = False
-        if self.sent or self.leaving or (self.serial and not self.calling):
+        if self.sent or ((self.leaving or self.serial) and not self.calling):
             return
         if self.acknowledges:
             for i in range(len(self.awaited)):
@@ -305,6 +305,9 @@ class QueuedNeighborAverageProtocol(PeerProtocol):
         for i in range(len(self.awaited)):
             if self.is_source[i]:
                 self.port.post(self.awaited[i])
+
+    def owes(self):
+        return self.calling and self.acknowledges and not self.sent
 
     # Which ranks are waited for
 

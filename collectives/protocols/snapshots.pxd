@@ -44,7 +44,7 @@ cdef class SnapshotProtocol(ContributionProtocol):
     cdef readonly double kept_count, fetched_count
     cdef public double loaded_count
     cdef long long joined_at
-    cdef bint shares
+    cdef bint shares, drops
 
     cdef void replace(self) noexcept nogil
     cdef void set_snapshot(self, bint filled) noexcept nogil

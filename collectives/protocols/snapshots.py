@@ -141,6 +141,8 @@ class SnapshotProtocol(ContributionProtocol):
         self.joined_at = -1
         # Whether the change of an interrupted call is in the snapshot.
         self.shares = False
+        # Whether the version of an interrupted call, which goes on, has nothing of this rank's.
+        self.drops = False
 
     # Weights
 
@@ -297,9 +299,16 @@ class SnapshotProtocol(ContributionProtocol):
         self.lent = False
 
     def end_version(self, total):
-        """End a version whose mean, of weight `total`, has been stored."""
-        bypassed: cython.bint = self.bypasses_snapshot()
+        """End a version whose mean, of weight `total`, has been stored.
+
+        One to which an interrupted call has given nothing leaves the snapshot empty, as it would
+        if the call had taken its mean: only the application has all arrays.
+        """
+        bypassed: cython.bint = self.bypasses_snapshot() or self.drops
         self.end_exchange(total)
+        if self.drops:
+            self.drops = False
+            self.vectors.zero(SNAPSHOT)
         if bypassed:
             self.set_snapshot(False)
         else:
@@ -443,7 +452,11 @@ class SnapshotProtocol(ContributionProtocol):
     def interrupt(self, begun):
         """See `ContributionProtocol`; here the application's change is published."""
         changes: cython.bint = self.rule.publishes_changes()
-        self.shares = changes and (self.published or (self.is_finishing() and begun))
+        goes_on: cython.bint = self.calling and self.versions.next <= self.versions.version
+        if goes_on and not self.versions.passive and self.state == UNFILLED:
+            self.drops = True
+        gave: cython.bint = self.published or (self.is_finishing() and begun)
+        self.shares = changes and gave and not self.drops
         if not begun and self.lent:
             # Its version's exchange has not begun here.
             self.vectors.copy(SNAPSHOT, X)

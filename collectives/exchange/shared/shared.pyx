@@ -516,7 +516,9 @@ cdef class Shared(Transport):
                 number, members, size, user, lent, ringed,
                 self.blocks._averaged_in(number, together))
             return
-        windowed = user != NULL and self.memory.begin_of_ring > 0 and self.memory.show(user)
+        # What arrives from a device is not there as a whole yet.
+        windowed = (user != NULL and self.memory.begin_of_ring > 0
+                    and self.blocks.reduction.arrival.arrays == NULL and self.memory.show(user))
         self.blocks.reduction.in_place += windowed
         self.blocks.begin(number, together, user, size)
         self.steps.begin(

@@ -45,3 +45,4 @@ cdef class Slots(Transport):
     cdef void begin(
         self, long long number, const int *members, int size, char **user, bint lent, bint ringed,
         int averaged) noexcept nogil
+    cdef set readers(self)

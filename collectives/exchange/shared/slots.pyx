@@ -8,20 +8,22 @@ from libc.stdlib cimport free
 from collectives.exchange.clock cimport now
 from collectives.memory.allocation cimport zeroed
 from collectives.memory.layout cimport HEADER
-from collectives.protocols.slots cimport APART, CURRENT, FILLED, SlotsProtocol
+from collectives.protocols.slots cimport APART, CURRENT, FILLED, READ, SlotsProtocol
 
 cdef enum:
-    # The longest vectors, in bytes as they are laid out: those of two members, and of more. Longer
-    # ones are faster by blocks, of which each member averages its share only.
-    LONGEST_OF_TWO = 32768 + HEADER
-    LONGEST_OF_MORE = 16384 + HEADER
+    # The longest vectors, in bytes as they are laid out. Longer ones are faster by blocks, of which
+    # each member averages its share only.
+    LONGEST = 16384 + HEADER
 
-cdef Py_ssize_t longest_of_two = LONGEST_OF_TWO
-cdef Py_ssize_t longest_of_more = LONGEST_OF_MORE
+cdef Py_ssize_t longest_of_two = LONGEST
+cdef Py_ssize_t longest_of_more = LONGEST
 
 
-def set_longest(Py_ssize_t of_two=LONGEST_OF_TWO, Py_ssize_t of_more=LONGEST_OF_MORE):
-    """Set the longest vectors of collectives made from now on, for tests; −1: there are none."""
+def set_longest(Py_ssize_t of_two=LONGEST, Py_ssize_t of_more=LONGEST):
+    """Set the longest vectors of two members, and of more, in collectives made from now on.
+
+    For tests. −1: there are none.
+    """
     global longest_of_two, longest_of_more
     longest_of_two, longest_of_more = of_two, of_more
 
@@ -64,7 +66,7 @@ cdef class SlotVectors(SlotsPort):
         given.weight, given.count = self.part.weight, self.part.count
         if given.weight == 0:
             return  # nobody reads the vector
-        for i in range(self.layout.count):
+        for i in range(self.averaged):
             self.layout.space.copy(
                 self.memory.slot(self.rank, slot) + self.layout.begin[i],
                 self.user[i] if self.lent
@@ -150,7 +152,7 @@ cdef class SlotVectors(SlotsPort):
                 self.layout.space.copy(
                     self.memory.result(self.rank) + self.layout.begin[i], own,
                     self.layout.bytes[i])
-        elif not self.lent and self.part.filled:  # else it contributes 0, in place of what it keeps
+        elif self.part.filled:  # else it contributes 0, in place of what it keeps
             self.layout.space.copy(self.user[i], own, self.layout.bytes[i])
 
     cdef void progressed(self) noexcept nogil:
@@ -200,6 +202,18 @@ cdef class Slots(Transport):
 
     cdef bint progress(self) noexcept nogil:
         return self.steps.progress()
+
+    cdef set readers(self):
+        """Return the ranks that have yet to read the slot that this one is to fill, if it waits."""
+        cdef int slot = self.steps.slot
+        cdef int i
+        found = set()
+        if self.steps.pending and not self.steps.given:
+            for i in range(self.steps.sizes[slot]):
+                rank = self.steps.place(slot)[i]
+                if self.steps.load(rank, READ) <= self.steps.numbers[slot]:
+                    found.add(rank)
+        return found
 
     cdef void adopt(self, char **kept) noexcept nogil:
         """Keep what the slot has not yet received, and return nothing to the application's arrays.
