@@ -63,14 +63,16 @@ def compare(
         names = comm.allgather(contract.metric_names(task, warmed))
         check_target(settings.target, [name for each in names for name in each])
     summaries: dict[str, list[dict]] = {each.label: [] for each in settings.algorithms}
-    terminal = progress.terminal() if comm.rank == 0 else None
+    firsts = [each.method.first_rank(each.options) for each in settings.algorithms]
+    terminal = progress.terminal() if comm.rank in firsts else None
     status, lost = OK, False
     for seed in range(settings.seed, settings.seed + settings.seeds):
         for choice in settings.algorithms:
             label, own = choice.label, settings_of(settings, choice, seed)
             run = make_directory(directory / f"seed-{seed}", directory_name(label), comm)
             length = settings.steps, settings.seconds
-            shown = progress.Bar(*length, terminal) if terminal else progress.Silent()
+            is_first = comm.rank == choice.method.first_rank(choice.options)
+            shown = progress.Bar(*length, terminal) if terminal and is_first else progress.Silent()
             try:
                 with timeline_recorded(own, run, comm):
                     status, summary = make_run(own, task, run, comm, signals, shown)

@@ -80,7 +80,8 @@ def figures(of: list[dict], first: list[dict], target: float | None) -> dict[str
             or if most seeds do not reach it.
         reached: number of seeds that reach it.
         metric: the name of the metric of the next two, None without test batches.
-        mean, deviation: of the final averaged models' metric over the seeds; no deviation for one.
+        mean, deviation: of the final averaged models' metric over the seeds; no deviation for one,
+            NaN if a seed's metric is not finite.
     """
     pairs = list(zip(of, first))
     metric = metric_of(of[0])
@@ -96,11 +97,18 @@ def figures(of: list[dict], first: list[dict], target: float | None) -> dict[str
         "reached": sum(map(math.isfinite, times)),
         "metric": metric,
         "mean": mean(last) if last else None,
-        "deviation": stdev(last) if len(last) > 1 else None,
+        "deviation": deviation_of(last),
         "waiting_share": median(each["waiting_share"] for each in of),
         "mean_staleness": middle_of(of, "mean_staleness"),
         "bytes_sent": middle_of(of, "bytes_sent"),
     }
+
+
+def deviation_of(values: Sequence[float]) -> float | None:
+    """Return the standard deviation, None of one value; NaN if one is not finite."""
+    if len(values) < 2:
+        return None
+    return stdev(values) if all(map(math.isfinite, values)) else math.nan  # stdev refuses these
 
 
 def rate_of_bound(summary: dict) -> float:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import copy
+import fcntl
 import json
 import logging
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
@@ -24,15 +26,21 @@ from wagma.checkpoint.state import Unchanging
 from wagma.commands.checkpoints import LATEST
 from wagma.evaluation import Kept
 from wagma.job import FAILED, Signals, UsageError, complain, from_rank_0, together
-from wagma.pauses import Pauses, PausesOfSurvivors, Said
-from wagma.runs import JsonLines, Tally, in_json, job_numbers, metrics_file
+from wagma.methods.shared import TRANSPORT
+from wagma.pauses import Pauses, PausesOfSurvivors, Said, common_period
+from wagma.runs import JsonLines, Tally, in_json, job_numbers, metrics_file, metrics_files
 from wagma.tasks import kinds
 
 if TYPE_CHECKING:
     from wagma.trainer import Trainer
 
 FOLDER = "checkpoints"
-# What must be the same to continue; the optimizer's own settings are compared as well.
+CLAIM = ".claim"  # of the job that trains in a run, which it locks until its process ends
+ENDING = 5.0  # seconds in which a job that was killed may still hold that
+RESTARTED = 120.0  # the same where Slurm began it again, as file servers keep a lost node's locks
+LOOK_EVERY = 0.1  # seconds
+EARLY = 60.0  # seconds by which Slurm may send its signal early
+# What must be the same to continue; the method's options and settings are compared as well.
 SETTINGS = (
     *("script", "task", *kinds.OWN, "seed"),
     *("batch_size", "accumulate", "optimizer", "lr", "momentum", "weight_decay", "clip_norm"),
@@ -54,7 +62,8 @@ def find(settings: argparse.Namespace) -> Path | None:
         return settings.resume
     if settings.name:
         run = settings.runs_dir / settings.name
-        if (run / "summary.json").exists() and not files.found(run / FOLDER):
+        ended = any((run / name).exists() for name in ("summary.json", "model.pt"))
+        if ended and not files.found(run / FOLDER):
             raise UsageError(f"argument --resume: {run} has ended, and has no checkpoints")
         return run if run.is_dir() else None
     ending = "".join(f"_{part}" for part in job_numbers())
@@ -64,6 +73,63 @@ def find(settings: argparse.Namespace) -> Path | None:
         if (checkpoints := files.found(run / FOLDER)) and not (run / "summary.json").exists()
     }
     return max(newest, key=lambda run: newest[run], default=None)
+
+
+def check_engines(trainer: Trainer, comm: MPI.Intracomm) -> None:
+    """Refuse ranks that serve nobody while they pause, where others' steps need them; collective.
+
+    Raises:
+        UsageError: there are some.
+    """
+    engines = comm.allgather(getattr(trainer.optimizer.collective, "engine", None))
+    if "none" in engines and common_period(trainer) is None:
+        raise UsageError(
+            f"checkpoints of {trainer.settings.algorithm.label} need progress threads, as ranks "
+            "do not all pause after the same step: WAGMA_ENGINE must not be none"
+        )
+
+
+def compared(trainer: Trainer) -> dict[str, Any]:
+    """Return by name what must be the same to continue, as JSON has it."""
+    # What an optimizer resolves itself is taken from it. None stands for a default, as in
+    # checkpoints in which an option is missing.
+    options = {
+        option.name: None if (value := trainer.options[option.name]) == option.default else value
+        for option in trainer.method.options
+        if option.name != TRANSPORT.name
+    }
+    settings = {name: getattr(trainer.settings, name, None) for name in SETTINGS}
+    same: dict[str, Any] = json.loads(in_json(options | settings))
+    return same
+
+
+def claimed(path: Path) -> IO[str]:
+    """Return a file that no other job has locked, and which this process locks until its end.
+
+    A lock of POSIX ends with the process, however that ends, and its children do not have it.
+
+    Raises:
+        UsageError: another job has.
+        OSError: it cannot be made.
+    """
+    file, began = path.open("w"), time.monotonic()
+    patience = RESTARTED if int(os.environ.get("SLURM_RESTART_COUNT", 0)) else ENDING
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            if time.monotonic() - began > patience:
+                file.close()
+                run = path.parent.parent
+                raise UsageError(
+                    f"another job trains in {run} now; if none does any more, remove {path}"
+                ) from error
+            time.sleep(LOOK_EVERY)
+        except OSError as error:
+            log.info("%s cannot be locked: %s", path, error.strerror)
+            return file
+        else:
+            return file
 
 
 class Continuing:
@@ -83,7 +149,8 @@ class Continuing:
         recorded: bytes of this rank's metrics that belong to steps before the checkpoint.
 
     Raises:
-        UsageError: checkpoints cannot be written.
+        UsageError: checkpoints cannot be written, another job trains in the directory, or ranks
+            without a progress thread would let others wait.
     """
 
     def __init__(
@@ -92,19 +159,20 @@ class Continuing:
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise UsageError("checkpoints need MPI's THREAD_MULTIPLE")
         settings = trainer.settings
+        check_engines(trainer, comm)
         self.trainer, self.tally, self.run = trainer, tally, run
         self.status, self.recorded = settings.requeue, 0
         self.complete = self.stopped = False
         self.resumed: list[dict[str, Any]] = []
         self.newest: Path | None = None
+        self._resumed_at: int | None = None  # this rank's steps then
         self._is_writing = False
         from_rank_0(self._try_to_write, comm)
-        compared = {name: getattr(settings, name, None) for name in SETTINGS}
         self.saver = checkpoint.Saver(
             run / FOLDER,
             trainer.optimizer,
             keep=settings.checkpoint_keep,
-            settings=json.loads(in_json(compared)),
+            settings=compared(trainer),
         )
         self.signals = signals
         kind = PausesOfSurvivors if settings.survive else Pauses
@@ -123,6 +191,7 @@ class Continuing:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / ".tried").touch()
             (folder / ".tried").unlink()
+            self._claim = claimed(folder / CLAIM)
         except OSError as error:
             raise UsageError(f"cannot write checkpoints to {folder}: {error.strerror}") from error
 
@@ -143,6 +212,8 @@ class Continuing:
         except checkpoint.CheckpointError as error:
             raise UsageError(f"cannot resume: {error}") from error
         if found is None:
+            # Those of a job on more ranks, which was killed before it saved.
+            from_rank_0(lambda: self._remove_metrics(self.comm.size), self.comm)
             return
         self.newest = found.path
         alike = found.ranks == found.ranks_at_first == self.comm.size
@@ -154,13 +225,22 @@ class Continuing:
         # Those that survive others make equal steps.
         own = alike and not trainer.settings.survive
         trainer.made = found["steps"] if own else found.step * trainer.trains
+        self._resumed_at = trainer.made
         trainer.earlier = found["elapsed_s"]
         trainer.scheduled = found["scheduled"]
         trainer.kept = [Kept(*each) for each in found["kept"]]
         self.pauses.saved()
+        if not alike and not any(self.comm.allgather(self._has_steps_left())):
+            raise UsageError(
+                f"cannot resume: {self.run} has made all its steps, on "
+                f"{counted(found.ranks, 'rank')}: give more of them, or the same number of ranks"
+            )
         if alike:
+            from_rank_0(lambda: self._take_back(found), self.comm)
             self.recorded = found["metrics"]
             together(lambda: self._read_records(found["counted"]), self.comm)
+        else:
+            self.tally.begin_at(trainer.earlier, found.step)
         entry = {"checkpoint": found.path.name, "step": found.step, "ranks": found.ranks}
         self.resumed = [*from_rank_0(lambda: self._clear(found, alike), self.comm), entry]
         if self.comm.rank == 0:
@@ -180,6 +260,14 @@ class Continuing:
         positions = [parts[rank] for rank in sorted(parts)]
         trainer.batches.deal(positions, trainer.place, trainer.trainers)
 
+    def _has_steps_left(self) -> bool:
+        """Return whether this rank has steps to make, before it makes any; its clock stands."""
+        trainer = self.trainer
+        limit = trainer.settings.seconds
+        if limit is None:
+            return trainer.goes_on(trainer.made)
+        return trainer.trains and trainer.earlier < limit
+
     def _read_records(self, counted: dict[str, Any]) -> None:
         """Count the steps that are recorded, and cut off those after the checkpoint."""
         path = metrics_file(self.run, self.comm.rank)
@@ -197,6 +285,26 @@ class Continuing:
         for name in COUNTED:
             setattr(self.tally, name, counted[name])
 
+    def _before(self, found: checkpoint.Loaded) -> Path:
+        """Return the folder for the metrics of the ranks that have saved a checkpoint."""
+        return self.run / f"until-step-{found.step}"
+
+    def _remove_metrics(self, first: int = 0) -> None:
+        """Remove the metrics of rank `first` and those after it."""
+        for rank, path in metrics_files(self.run).items():
+            if rank >= first:
+                path.unlink()
+
+    def _take_back(self, found: checkpoint.Loaded) -> None:
+        """Take back what a job on another number of ranks has moved, which saved nothing."""
+        folder = self._before(found)
+        if not folder.is_dir():
+            return
+        self._remove_metrics()
+        for path in metrics_files(folder).values():
+            path.rename(self.run / path.name)
+        folder.rmdir()
+
     def _clear(self, found: checkpoint.Loaded, alike: bool) -> list[dict[str, Any]]:
         """Remove what says that the run has ended; return from what it was continued before.
 
@@ -204,14 +312,12 @@ class Continuing:
         """
         for name in ("summary.json", "model.pt"):
             (self.run / name).unlink(missing_ok=True)
-        if not alike:
-            folder = self.run / f"until-step-{found.step}"
-            folder.mkdir(exist_ok=True)
-            for path in self.run.glob("rank-*.jsonl"):
-                if (folder / path.name).exists():  # of a job that was killed before it saved
-                    path.unlink()
-                else:
-                    path.rename(folder / path.name)
+        if not alike and (folder := self._before(found)).is_dir():
+            self._remove_metrics()  # of a job that was killed before it saved
+        elif not alike:
+            folder.mkdir()
+            for path in metrics_files(self.run).values():
+                path.rename(folder / path.name)
         try:
             before = json.loads((self.run / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -269,7 +375,7 @@ class Continuing:
         """
         trainer = self.trainer
         counts = copy.copy(self.tally)
-        counts.add_averaging(trainer.optimizer.collective.statistics())
+        counts.add_averaging(trainer.statistics())
         size = 0
         error: Exception | None = None
         try:
@@ -304,6 +410,7 @@ class Continuing:
             self._warn(error)
         self._is_writing = False
         self.newest = path or self.newest
+        self.pauses.writing = self.saver.longest
         return not lost
 
     def _warn(self, error: Exception) -> None:
@@ -337,10 +444,11 @@ class Continuing:
         names = sorted({signal.Signals(number).name for number in received if number})
         who = " and ".join(names) or "the time limit"
         made = counted(self.trainer.made, "step")
-        idle = all(self.comm.allgather(self.trainer.started is None))
-        if self.resumed and idle and not any(received):
+        idle = all(self.comm.allgather(self.trainer.made == self._resumed_at))
+        near = any(self.comm.allgather(time.time() >= self.pauses.deadline - EARLY))
+        if idle and (near or not any(received)):
             if self.comm.rank == 0:  # or it would be requeued for ever
-                complain("error: the time limit leaves no time for a step")
+                complain("error: the time limit leaves no time for a step, or for the evaluation")
             return FAILED
         if self.newest is None:
             if self.comm.rank == 0:

@@ -6,8 +6,9 @@ take none of its time and no rank waits for them.
 
 from __future__ import annotations
 
+import copy
 from statistics import mean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:  # importing MPI initializes it
 
     from wagma.trainer import Trainer
 
-State = dict[str, torch.Tensor]
+State = dict[str, Any]  # tensors, and what modules add by get_extra_state
 
 
 class Kept(NamedTuple):
@@ -38,17 +39,31 @@ class Kept(NamedTuple):
 
 def copy_of(model: torch.nn.Module) -> State:
     """Return a copy of the model's state on the CPU, wherever the model is."""
-    return {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
+    return {
+        name: value.to("cpu", copy=True) if torch.is_tensor(value) else copy.deepcopy(value)
+        for name, value in model.state_dict().items()
+    }
+
+
+def floating_of(state: State) -> dict[str, torch.Tensor]:
+    """Return the floating-point tensors of a state."""
+    tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
+    return {name: value for name, value in tensors.items() if value.is_floating_point()}
+
+
+def bytes_of(model: torch.nn.Module) -> int:
+    """Return the bytes of a model's floating-point tensors."""
+    return sum(value.nbytes for value in floating_of(model.state_dict()).values())
 
 
 def mean_over_ranks(state: State, comm: MPI.Comm, counts: bool = True) -> State:
     """Return the mean of the states of the ranks whose `counts` is true; collective.
 
-    Tensors that are not floating-point are returned unchanged.
+    What is no floating-point tensor is returned unchanged.
     """
     from mpi4py import MPI
 
-    floating = {name: value for name, value in state.items() if value.is_floating_point()}
+    floating = floating_of(state)
     flat = torch.cat([value.detach().double().flatten() for value in floating.values()]).numpy()
     flat *= counts
     comm.Allreduce(MPI.IN_PLACE, flat)

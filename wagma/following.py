@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from wagma.runs import metrics_files
+
 RECENT = 20  # steps of a rank
 TAIL = 1 << 17  # bytes of a file that is long already: more than RECENT records
 SILENCE = 5.0  # seconds, or
@@ -39,8 +41,9 @@ class Lines:
         """Return those completed since the last call; [] if the file cannot be read now."""
         try:
             with self.path.open("rb") as file:
-                if self._at is None:
-                    self._at = max(0, file.seek(0, 2) - TAIL)
+                size = file.seek(0, 2)
+                if self._at is None or size < self._at:  # at first, or cut by a job that resumes
+                    self._at, self._begun = max(0, size - TAIL), b""
                     file.seek(self._at)
                     self._at += len(file.readline()) if self._at else 0
                 file.seek(self._at)
@@ -78,6 +81,8 @@ class Rank:
         """Read what the rank has written since the last call."""
         first = not self.recent
         records = self._lines.read()
+        if records and records[0]["step"] < self.steps:  # of a job that resumes from before
+            self.recent.clear()
         self.recent.extend(records)
         if records and not first:
             self._grew = time.monotonic()
@@ -183,8 +188,7 @@ class Run:
         ended = (self.directory / "summary.json").exists() or (self.directory / "model.pt").exists()
         if not self.settings:
             self.settings = read_json(self.directory / "config.json")
-        for path in self.directory.glob("rank-*.jsonl"):
-            number = int(path.stem.removeprefix("rank-"))
+        for number, path in metrics_files(self.directory).items():
             if number not in self.ranks:
                 self.ranks[number] = Rank(number, path)
         self.ranks = dict(sorted(self.ranks.items()))

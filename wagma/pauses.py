@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # importing it initializes MPI
 
     from wagma.trainer import Trainer
 
-NEAR = 90.0  # seconds before Slurm ends the job in which it is stopped, besides some steps
+NEAR = 90.0  # seconds before Slurm ends the job, besides some steps and writing, to stop it
 STUCK = 30.0  # seconds in which a rank has to stop, besides some steps
 STOPPING = 3  # steps in which all ranks have stopped: the present one, and those of a round
 RARE = 5.0  # seconds between common averages after which ranks do not wait for the next one
@@ -105,6 +105,7 @@ class Pauses:
 
     Attributes:
         saved_steps: steps of this rank before the last checkpoint.
+        writing: seconds that the checkpoint of this job took which took longest to be written.
     """
 
     def __init__(
@@ -112,11 +113,11 @@ class Pauses:
     ) -> None:
         self.trainer, self.signals = trainer, signals
         self.every: Every = settings.checkpoint_every or Every()
+        self.writing = 0.0
         self._limit, self._end = limit_of(settings, signals.began), end_of_job()
         self._comm, self._rounds = comm, Rounds(comm)
         self._period = common_period(trainer)
         self._alike = makes_equal_steps(trainer)
-        self._together_at = time.monotonic()  # when all ranks have averaged last
         self.saved()
 
     def said_by_all(self, mine: Said) -> Said:
@@ -126,6 +127,7 @@ class Pauses:
 
     def _count_anew(self) -> None:
         self._saved_at, self.saved_steps = time.monotonic(), self.trainer.made
+        self._together_at = self._saved_at  # when all ranks were together last
         self._agreed: Said | None = None
 
     def saved(self) -> None:
@@ -142,7 +144,7 @@ class Pauses:
     @property
     def deadline(self) -> float:
         """When the training is to stop, as `time.time` has it."""
-        return min(self._limit, self._end - NEAR - self.stopping)
+        return min(self._limit, self._end - NEAR - self.stopping - self.writing)
 
     @property
     def patience(self) -> float:
@@ -171,12 +173,11 @@ class Pauses:
             return True
         together = self._period and not self.trainer.optimizer.collective.version % self._period
         since, now = self._together_at, time.monotonic()
-        if together:
+        if together:  # where all are, and none waits long however rare it is
             self._together_at = now
-        if not self._period or now - since > RARE:
-            self._take_part(self._rounds.heard())
-        elif together:
             self._take_part(self._rounds.wait())
+        elif not self._period or now - since > RARE:
+            self._take_part(self._rounds.heard())
         return self._agreed is not None
 
     def _take_part(self, heard: Said | None) -> None:

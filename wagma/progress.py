@@ -1,4 +1,4 @@
-"""The job's progress, on rank 0: a bar on a terminal, else a line at intervals."""
+"""The job's progress, on one rank: a bar on a terminal, else a line at intervals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _process(pid: int) -> tuple[str, int, int]:
 
 
 class Silent:
-    """The progress of ranks other than 0: nothing is shown."""
+    """The progress of the other ranks: nothing is shown."""
 
     def update(
         self,
@@ -126,7 +126,6 @@ class Bar(Silent):
             auto_refresh=False,
         )
         self.task = self.bar.add_task("", total=self.total, figures="")
-        self.bar.start()
 
     def update(
         self,
@@ -140,6 +139,7 @@ class Bar(Silent):
         done = step if self.steps is not None else min(elapsed_s, self.total)
         if now - self.drawn >= REDRAW_EVERY or done == self.total:
             self.drawn = now
+            self.bar.start()  # not sooner: what fails before the first step leaves no bar behind
             text = figures(self.measure, loss, samples_per_s, recorded)
             self.bar.update(self.task, completed=done, figures=text, refresh=True)
 
@@ -169,6 +169,7 @@ def start(
     steps: int | None,
     seconds: float | None = None,
     words: tuple[str, str] = WORDS,
+    first: int = 0,
 ) -> Silent:
     """Return the display of a rank's progress: update it after each step, and close it.
 
@@ -177,8 +178,9 @@ def start(
         steps: Number of steps that it will make; None if unknown.
         seconds: Seconds for which it will make steps; None if unlimited.
         words: Names of the unit counted and of the value shown.
+        first: The rank that shows its progress.
     """
-    if rank != 0:
+    if rank != first:
         return Silent()
     output = terminal()
     return Bar(steps, seconds, output, words) if output else Lines(steps, seconds, words)

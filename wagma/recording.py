@@ -16,6 +16,7 @@ import torch
 
 from collectives.agreement import raise_collectively
 from wagma import devices
+from wagma.evaluation import bytes_of
 from wagma.info import versions
 from wagma.methods import METHODS
 from wagma.methods.method import Method, load
@@ -78,7 +79,7 @@ class Recording:
         self._together(self._make_directory)
         self._together(self._make_files, placed)
         self._stopwatch = Stopwatch(optimizer.optimizer)
-        self._before = optimizer.collective.statistics()
+        self._before = optimizer.statistics()
         self._waited = self._before.waiting
         self._started = time.perf_counter()
         optimizer._recording = self
@@ -92,6 +93,8 @@ class Recording:
             make(*arguments)
         except OSError as problem:
             error = type(problem)(f"cannot make {self.directory}: {problem.strerror}")
+        except Exception as problem:  # else the others would wait for this rank
+            error = problem
         raise_collectively(self._optimizer.comm, error)
 
     def _make_directory(self) -> None:
@@ -156,7 +159,7 @@ class Recording:
 
     def step_begins(self) -> None:
         """Count the time since the last step as this rank's own work, except waiting in it."""
-        waited = self._optimizer.collective.statistics().waiting - self._waited
+        waited = self._optimizer.statistics().waiting - self._waited
         self._stopwatch.computed(waited)
 
     def step_ends(self, loss: Any) -> None:
@@ -225,11 +228,11 @@ class Recording:
                 rest[name] += last[name]
             last |= rest
         self._write_complete()
-        self._tally.add_averaging(since(self._before, self._optimizer.collective.statistics()))
+        self._tally.add_averaging(since(self._before, self._optimizer.statistics()))
 
     def _averaging(self) -> dict[str, float]:
         """Return the times of a step's average so far; of waiting only what is new."""
-        before, self._waited = self._waited, self._optimizer.collective.statistics().waiting
+        before, self._waited = self._waited, self._optimizer.statistics().waiting
         return {
             "average_s": self._stopwatch.average,
             "waiting_s": self._waited - before,
@@ -246,14 +249,13 @@ class Recording:
     def _configuration(self, placed: dict[str, Any]) -> dict[str, Any]:
         """Return everything that is known of the run."""
         optimizer, method = self._optimizer, method_of(self._optimizer)
-        state = optimizer.flat.model.state_dict().values()
         return {
             "algorithm": type(optimizer).__name__ if method is None else method.name,
             "name": self.directory.name,
             "ranks": optimizer.comm.size,
             "steps": self._length,
             "seconds": None,
-            "model_bytes": sum(each.nbytes for each in state if each.is_floating_point()),
+            "model_bytes": bytes_of(optimizer.flat.model),
             **placed,
             **optimizer.settings,
             "local_optimizer": local.described(optimizer.optimizer),

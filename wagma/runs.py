@@ -87,6 +87,12 @@ def metrics_file(run: Path, rank: int) -> Path:
     return run / f"rank-{rank:04}.jsonl"
 
 
+def metrics_files(run: Path) -> dict[int, Path]:
+    """Return the files of metrics in a run's directory by their ranks, in the ranks' order."""
+    files = {int(path.stem.removeprefix("rank-")): path for path in run.glob("rank-*.jsonl")}
+    return dict(sorted(files.items()))
+
+
 def recorded(settings: argparse.Namespace) -> dict[str, Any]:
     """Return the command line's settings by name, the chosen methods by label, for a record."""
     if "algorithm" in settings:
@@ -176,7 +182,11 @@ class JsonLines:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        """Close the file; what cannot be written is left out, and a warning says so."""
+        try:
+            self.close()
+        except OSError as error:
+            log.warning("%s lacks its last lines: %s", self._file.name, error.strerror)
 
 
 class Curve:
@@ -223,12 +233,15 @@ class Tally:
         step_seconds: Time of each step on this rank itself: compute and injected delay.
         samples, work, steps_in_time: Number of samples in the steps that were completed in these
             seconds, their work if the task tells it, and number of these steps.
+        earlier, before: Seconds of the run, and steps of a rank, before the first that counts.
+        elapsed_s: Seconds since then.
         lost_since: The step, counted from 1, since which no loss was finite; None if the last was.
         report: The method's report on the run, see `interfaces.AveragingOptimizer`.
     """
 
     def __init__(self, steps: int | None, seconds: float | None = None) -> None:
         self.limit = math.inf if seconds is None else seconds
+        self.earlier, self.before = 0.0, 0
         self.steps = 0
         self.steps_in_time = 0
         self.lost_since: int | None = None
@@ -247,19 +260,24 @@ class Tally:
         self.step_seconds = array("d")
         self.loss = Curve(steps, seconds)
 
+    def begin_at(self, seconds: float, steps: int) -> None:
+        """Count from here on alone: what was before is of another number of ranks."""
+        self.earlier, self.before = seconds, steps
+        self.limit -= seconds
+
     def add(self, record: dict) -> None:
-        """Add one step's record."""
+        """Add one step's record, with the seconds since the run began."""
         self.step_seconds.append(record["compute_s"] + record["delay_s"])
         self.compute_s += record["compute_s"]
         self.delay_s += record["delay_s"]
-        self.elapsed_s = record["elapsed_s"]
-        self.loss.add(record["elapsed_s"], record["loss"])
+        self.elapsed_s = record["elapsed_s"] - self.earlier
+        self.loss.add(self.elapsed_s, record["loss"])
         self.steps += 1
         if math.isfinite(record["loss"]):
             self.lost_since = None
         elif self.lost_since is None:
             self.lost_since = self.steps
-        if record["elapsed_s"] <= self.limit:
+        if self.elapsed_s <= self.limit:
             self.samples += record["samples"]
             self.work += record.get("work") or 0.0
             self.steps_in_time += 1

@@ -220,8 +220,8 @@ def first_steps(
         made = steps.log_normal(count, ranks, seconds, sigma, seed)
     else:
         made = steps.constant(count, ranks, seconds)
-    slow = {rank: factor for rank, factor in settings.slow_rank.items() if rank < ranks}
-    return steps.delayed(made, settings.imbalance, seed, settings.imbalance_scale, slow)
+    slow_ranks = settings.slow_rank
+    return steps.delayed(made, settings.imbalance, seed, settings.imbalance_scale, slow_ranks)
 
 
 def or_default(value: float | None, default: float) -> float:

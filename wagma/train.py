@@ -25,7 +25,14 @@ import collectives
 from collectives import timeline
 from collectives.agreement import counted
 from wagma import devices, plots, progress, report
-from wagma.evaluation import State, copy_of, evaluate, evaluate_kept, mean_over_ranks
+from wagma.evaluation import (
+    State,
+    bytes_of,
+    copy_of,
+    evaluate,
+    evaluate_kept,
+    mean_over_ranks,
+)
 from wagma.info import versions
 from wagma.job import (
     FAILED,
@@ -75,7 +82,8 @@ def train(
         comm: The ranks that train together.
         signals: Signals that may end the training early.
     """
-    shown = progress.start(comm.rank, settings.steps, settings.seconds)
+    first = settings.algorithm.method.first_rank(settings.algorithm.options)
+    shown = progress.start(comm.rank, settings.steps, settings.seconds, first=first)
     with timeline_recorded(settings, run, comm):
         status, summary = make_run(settings, task, run, comm, signals, shown)
     if summary:
@@ -164,7 +172,7 @@ def make_run(
     try:
         with goes_on.interruptible() if goes_on else signals.raising(), trainer.until_all_end():
             run_steps(trainer, tally, run, shown, goes_on)
-            tally.add_averaging(optimizer.collective.statistics())
+            tally.add_averaging(trainer.statistics())
         if not (goes_on and goes_on.stopped):
             with signals.raising():
                 trained = evaluate(trainer)
@@ -192,7 +200,7 @@ def make_run(
     summary = None
     finished = all(comm.allgather(trained is not None))
     if finished:
-        if not any(comm.allgather(tally.steps_in_time)):
+        if settings.seconds is not None and not any(comm.allgather(tally.steps_in_time)):
             raise UsageError(
                 f"argument --seconds: no step was completed within {settings.seconds:g} s"
             )
@@ -211,8 +219,9 @@ def make_run(
                 work = sum(each.work for each in tallies)
                 name, each_one = task.reported or (task.unit, 1)
                 summary[f"{name}_per_s"] = work / each_one / summary["wall_s"]
-            steps = mean(filter(None, summary["steps_of_rank"]))
-            last = {"step": steps, "elapsed_s": summary["wall_s"], **measured}
+            steps = tally.before + mean(filter(None, summary["steps_of_rank"]))
+            elapsed = tally.earlier + summary["wall_s"]
+            last = {"step": steps, "elapsed_s": elapsed, **measured}
             summary["metrics"] = list(measured)
             summary |= last_recorded(added)
             if trainer.recoveries:
@@ -338,10 +347,9 @@ def run_steps(
                 finite = False
                 log.warning("rank %d: the loss is %f at step %d", rank, record["loss"], tally.steps)
             samples_per_s = trainer.trainers * tally.samples / min(tally.elapsed_s, tally.limit)
-            iteration = trainer.iteration(tally.steps)
-            shown.update(
-                iteration, tally.elapsed_s, record["loss"], samples_per_s, trainer.recorded
-            )
+            iteration = trainer.iteration(tally.before + tally.steps)
+            elapsed = tally.earlier + tally.elapsed_s
+            shown.update(iteration, elapsed, record["loss"], samples_per_s, trainer.recorded)
             look()
 
 
@@ -365,12 +373,12 @@ def exchange_of(trainer: Trainer) -> Exchange | None:
     settings = trainer.settings
     if native is None or not settings.straggler_warnings or getattr(settings, "survive", None):
         return None
-    return Exchange(native, evenly(trainer.size) if trainer.rank == 0 else [])
+    return Exchange(native, evenly(trainer.size) if trainer.is_first else [])
 
 
 def watch(trainer: Trainer, run: Path, exchange: Exchange | None) -> Callable[[], None]:
-    """Return a function to call after each step, which warns of stragglers, on rank 0 if at all."""
-    if trainer.rank != 0 or not trainer.settings.straggler_warnings:
+    """Return a function to call after each step: on the first rank it may warn of stragglers."""
+    if not trainer.is_first or not trainer.settings.straggler_warnings:
         return lambda: None
     return Watch(run, exchange).look
 
@@ -378,13 +386,12 @@ def watch(trainer: Trainer, run: Path, exchange: Exchange | None) -> Callable[[]
 def configuration(settings: argparse.Namespace, run: Path, trainer: Trainer, placed: dict) -> dict:
     """Return everything that a run depends on, with the defaults resolved."""
     optimizer = trainer.optimizer
-    state = [each for each in trainer.model.state_dict().values() if torch.is_tensor(each)]
     return {
         **recorded(settings),
         "name": run.name,
         "recorded": list(trainer.task.recorded),
         "ranks": trainer.size,
-        "model_bytes": sum(each.nbytes for each in state if each.is_floating_point()),
+        "model_bytes": bytes_of(trainer.model),
         **placed,
         **optimizer.settings,
         "local_optimizer": local.described(optimizer.optimizer),

@@ -88,6 +88,11 @@ class Trainer:
         self.earlier = 0.0  # seconds of the steps before this job
         self.pauses: Pauses | None = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first of the ranks that train."""
+        return self.rank == self.method.first_rank(self.options)
+
     def go_on(self, recovery: Recovery) -> None:
         """Go on without ranks that have died: take a part of their data, and the rate asked for.
 
@@ -177,12 +182,17 @@ class Trainer:
     def averaging(self) -> dict[str, float]:
         """Return the times of a step's average so far; of waiting only what is new."""
         waited = self.waited
-        self.waited = self.optimizer.collective.statistics().waiting
+        self.waited = self.statistics().waiting
         return {
             "average_s": self.stopwatch.average,
             "waiting_s": self.waited - waited,
             "elapsed_s": self.elapsed,
         }
+
+    def statistics(self) -> Any:
+        """Return the statistics of the averages so far, also of those before ranks have died."""
+        optimizer = self.optimizer
+        return getattr(optimizer, "statistics", optimizer.collective.statistics)()
 
     @property
     def elapsed(self) -> float:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterable
@@ -111,9 +112,15 @@ def begin(directory: Path, step: int) -> Path:
     for left in directory.glob(f"{UNFINISHED}*"):
         shutil.rmtree(left, ignore_errors=True)
     number = 1 + max((number_of(path) for path in found(directory)), default=0)
-    unfinished = directory / f"{UNFINISHED}{number:06}-step-{step}"
+    # A name of its own: what another one that writes here still looks for is not found in it.
+    unfinished = directory / f"{UNFINISHED}{number:06}-step-{step}.{secrets.token_hex(4)}"
     unfinished.mkdir()
     return unfinished
+
+
+def completed(unfinished: Path) -> Path:
+    """Return the path that an unfinished checkpoint has once it is complete."""
+    return unfinished.with_name(unfinished.stem.removeprefix(UNFINISHED))
 
 
 def complete(unfinished: Path, manifest: dict[str, Any]) -> Path:
@@ -121,7 +128,7 @@ def complete(unfinished: Path, manifest: dict[str, Any]) -> Path:
     manifest = {"format": FORMAT, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **manifest}
     write_json(unfinished / MANIFEST, manifest)
     sync(unfinished)
-    path = unfinished.with_name(unfinished.name.removeprefix(UNFINISHED))
+    path = completed(unfinished)
     unfinished.rename(path)
     sync(path.parent)
     return path

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Settings that depend on the number of ranks, and are not compared where that is another.
 BY_RANKS = {
     *("group_size", "history", "ranks_per_node", "local_steps", "controller_rank", "server"),
+    *("max_age", "backup", "backups", "neighbors", "graph"),
 }
 
 log = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,11 +37,16 @@ class Saver:
     written; an exception that ends the block drops a checkpoint that is not complete.
 
     Args:
-        directory: for the checkpoints, which all ranks see; made if it is missing.
+        directory: for the checkpoints, which all ranks see, and no other saver uses; made if it is
+            missing.
         optimizer: any of `wagma.optim`.
         keep: number of complete checkpoints that are kept, at least 1.
         settings: what must be the same to continue, as JSON has it; the optimizer's class and
             settings are compared as well.
+
+    Attributes:
+        longest: seconds that this rank has taken to write the one that took longest, of those that
+            are complete; rank 0's are until all parts were there.
 
     Raises:
         ValueError: `keep` is less than 1.
@@ -65,6 +71,7 @@ class Saver:
         self.directory, self.keep = Path(directory), keep
         self._optimizer, self.settings = optimizer, dict(settings or {})
         self._writing: _Writing | None = None
+        self.longest = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -173,6 +180,7 @@ class Saver:
         error = writing.error() if writing.rank == 0 else None
         self._writing = None
         raise_collectively(comm, error)
+        self.longest = max(self.longest, writing.seconds)
         return writing.path
 
     def _part(self, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,11 +298,12 @@ class _Writing:
         comm: MPI.Intracomm,
     ) -> None:
         self.rank, self.comm = rank, comm
-        self.path = unfinished.with_name(unfinished.name.removeprefix(files.UNFINISHED))
+        self.path = files.completed(unfinished)
         self._unfinished, self._part, self._tensors = unfinished, part, tensors
         self._manifest, self._keep = manifest, keep
         self._written, self._given_up = threading.Event(), threading.Event()
         self._error: CheckpointError | None = None
+        self.seconds = 0.0  # that this rank's thread has taken
         # Not waited for where the process ends otherwise, as by an exception.
         self._thread = threading.Thread(target=self._run, name="wagma checkpoint", daemon=True)
         self._thread.start()
@@ -314,21 +323,33 @@ class _Writing:
         self._given_up.set()
         self._thread.join()
         if self.rank == 0:
-            shutil.rmtree(self._unfinished, ignore_errors=True)
+            self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def _run(self) -> None:
+        began = time.monotonic()
         try:
             self._write_own()
-            self._written.set()
-            if self.rank == 0:
-                self._complete()
         except Exception as error:  # of the file system, or of a library that writes there
-            text = error.strerror if isinstance(error, OSError) else str(error)
-            self._error = CheckpointError(f"cannot write {self.path}: {text}")
+            self._fail(error)
             self._remove_own()  # now, since others may need the space on the disk
         finally:
+            self.seconds = time.monotonic() - began
             self._written.set()
             self._part, self._tensors = {}, {}
+        if self.rank == 0:
+            try:
+                self._complete()
+            except Exception as error:
+                self._fail(error)
+                self._remove()
+            self.seconds = time.monotonic() - began
+
+    def _fail(self, error: Exception) -> None:
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        self._error = CheckpointError(f"cannot write {self.path}: {text}")
 
     def _write_own(self) -> None:
         """Write this rank's files, and one that says so."""
@@ -341,31 +362,48 @@ class _Writing:
         with path.open("wb") as file:
             torch.save(self._part, file)
         entries[path.name] = durable(path)
-        files.write_json(self._unfinished / said_by(self.rank), {"files": entries})
+        files.write_json(self._unfinished / written_by(self.rank), {"files": entries})
 
     def _remove_own(self) -> None:
+        """Remove this rank's files, and say that it has failed."""
         names = [files.part_name(self.rank), *([] if self.rank else [files.MODEL])]
         for name in names:
             with contextlib.suppress(OSError):
                 (self._unfinished / name).unlink()
+        with contextlib.suppress(OSError):  # empty, it fits on most full disks
+            (self._unfinished / failed_by(self.rank)).touch()
 
     def _complete(self) -> None:
-        """Wait for all ranks' files, and complete the checkpoint."""
+        """Wait for all ranks' files, and complete the checkpoint; remove it if one has failed."""
         entries: dict[str, Any] = {}
+        failed = False
         for rank in range(self._manifest["ranks"]):
-            path = self._unfinished / said_by(rank)
-            while not path.exists():
+            path, other = (self._unfinished / of(rank) for of in (written_by, failed_by))
+            while not path.exists() and not other.exists():
                 if self._given_up.wait(LOOK_EVERY):
                     return
+                if not self._unfinished.is_dir():
+                    raise CheckpointError("its directory has been removed meanwhile")
+            if other.exists():
+                failed = True
+                continue
             entries |= files.read_json(path)["files"]
             path.unlink()
+        if failed:  # of which that rank has the reason
+            self._remove()
+            return
         files.complete(self._unfinished, {**self._manifest, "files": entries})
         files.keep_newest(self.path.parent, self._keep)
 
 
-def said_by(rank: int) -> str:
+def written_by(rank: int) -> str:
     """Return the name of the file by which a rank says that it has written its own."""
     return f"rank-{rank:04}.written"
+
+
+def failed_by(rank: int) -> str:
+    """Return the name of the file by which a rank says that it could not write its own."""
+    return f"rank-{rank:04}.failed"
 
 
 def durable(path: Path) -> list[Any]:

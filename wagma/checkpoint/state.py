@@ -43,8 +43,8 @@ def copied(value: Any) -> Any:
 
 
 def without_tensors(value: Any) -> Any:
-    """Return the same value without its tensors, which is small."""
-    if isinstance(value, torch.Tensor):
+    """Return the same value without its tensors, which is small; those of other classes stay."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
         return None
     if isinstance(value, dict):
         return {key: without_tensors(each) for key, each in value.items()}

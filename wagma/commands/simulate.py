@@ -244,10 +244,21 @@ def check_trained(settings: argparse.Namespace) -> list[str]:
     return kinds.resolve(settings)
 
 
+def refuse_unsimulated(settings: argparse.Namespace) -> None:
+    """Refuse an algorithm's own options that have no effect on its simulated times."""
+    for each in settings.algorithms:
+        for name in each.options.keys() - set(each.method.simulated_options):
+            settings.parser.error(
+                f"argument --algorithms: {each.label}: {name} is not simulated without --train"
+            )
+
+
 def check(settings: argparse.Namespace) -> list[str]:
     """Refuse options that conflict, or that are invalid for all of the numbers of ranks."""
     parser = settings.parser
     settings.ranks = settings.ranks or (TRAINED_RANKS if settings.train else RANKS)
+    if not settings.train:
+        refuse_unsimulated(settings)
     choices = resolve(settings, settings.algorithms, "none of the algorithms takes it")
     settings.algorithms = choices
     check_limits(settings, choices)
@@ -260,9 +271,9 @@ def check(settings: argparse.Namespace) -> list[str]:
     if settings.sigma is not None and drawn != "--step-times log-normal":
         parser.error(f"argument --sigma: not allowed with argument {drawn}")
     for rank in settings.slow_rank:
-        if rank >= max(settings.ranks):
-            most = ranks(max(settings.ranks))
-            parser.error(f"argument --slow-rank: no rank {rank} in a job of {most}")
+        if rank >= min(settings.ranks):
+            least = ranks(min(settings.ranks))
+            parser.error(f"argument --slow-rank: no rank {rank} in a job of {least}")
     return check_trained(settings)
 
 

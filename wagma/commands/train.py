@@ -28,6 +28,7 @@ from wagma.commands.training import (
     add_training_options,
     check_length,
     check_limits,
+    check_samples,
     check_total,
 )
 from wagma.methods import DEFAULT, METHODS
@@ -126,7 +127,9 @@ def check(settings: argparse.Namespace) -> list[str]:
         settings.parser.error("argument --tensorboard: not installed: pip install tensorboard")
     if settings.total_steps is None:
         check_length(settings)
-    return [*kinds.resolve(settings), *(["safetensors"] if settings.resumable else [])]
+    modules = kinds.resolve(settings)
+    check_samples(settings)
+    return [*modules, *(["safetensors"] if settings.resumable else [])]
 
 
 def run(settings: argparse.Namespace, comm, signals: job.Signals) -> int:

@@ -127,6 +127,15 @@ def check_total(settings) -> None:
     refuse_evaluations_by_steps(settings, flag)
 
 
+def check_samples(settings) -> None:
+    """Refuse a number of samples with a task whose batches have others than --batch-size."""
+    if settings.total_samples and not kinds.counts_samples(settings):
+        settings.parser.error(
+            "argument --total-samples: not allowed where batches have other numbers of samples "
+            "than --batch-size, with --task control or --batch-by tokens: use --total-steps"
+        )
+
+
 def check_limits(settings, choices) -> None:
     """Refuse limits within steps that have no batches to leave out."""
     for each in choices:

@@ -17,7 +17,7 @@ from wagma.html.page import Page, Section, settings_table, table_of
 from wagma.plots import COLOURS, LABELS, unit_of
 from wagma.report import Report, text
 from wagma.report.records import columns_of
-from wagma.runs import in_words, share
+from wagma.runs import in_words, metrics_files, share
 
 POINTS = 250  # of a rank's curve
 SHARES = 25  # the same, of a curve of shares
@@ -64,16 +64,11 @@ def read(directory: Path) -> Run:
     """Read a run's files."""
     settings, summary = (read_json(directory / f"{name}.json") for name in ("config", "summary"))
     run = Run(directory, settings, summary, {})
-    for path in sorted(directory.glob("rank-*.jsonl"), key=number_of):
+    for rank, path in metrics_files(directory).items():
         columns = metrics_of(path, run.added)
         if len(columns["elapsed_s"]):
-            run.records[number_of(path)] = columns
+            run.records[rank] = columns
     return run
-
-
-def number_of(path: Path) -> int:
-    """Return the rank whose file it is."""
-    return int(path.stem.removeprefix("rank-"))
 
 
 def metrics_of(path: Path, added: Sequence[str]) -> Records:

@@ -204,6 +204,10 @@ class Method:
         """Return the rank that makes no steps with these `options`; None: all make some."""
         return options["controller_rank"] if options.get("controller_only") else None
 
+    def first_rank(self, options: Mapping[str, Any]) -> int:
+        """Return the first rank that makes steps with these `options`, which shows the progress."""
+        return 1 if self.idle_rank(options) == 0 else 0
+
     def make(
         self,
         local: torch.optim.Optimizer,

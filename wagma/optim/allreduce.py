@@ -10,6 +10,7 @@ import torch
 
 import collectives
 from collectives.settings import checked_weight
+from wagma.optim.flat import drop_nonfinite, ids_of
 from wagma.optim.gradients import FlatGradients, GradientAveraging
 from wagma.optim.survival import Recovery
 
@@ -26,6 +27,10 @@ class Allreduce(GradientAveraging):
     All ranks wait for each other, take the same step, and have the same parameters, bit for bit; up
     to rounding, these are the parameters of one process that trains on all ranks' batches.
     `GradientAveraging` and `Averaging` describe what all methods that average gradients share.
+
+    If an exception ends a rank's step after its average has begun, the others take that step. This
+    rank's next one then raises RuntimeError, the others' RankFailedError, unless all load a state
+    before it.
 
     With a `compute_limit` it is DropCompute: `within_limit` leaves out the micro-batches of a step
     that a rank has not begun in time, and the mean is over those that all ranks have computed.
@@ -47,6 +52,8 @@ class Allreduce(GradientAveraging):
     _has_equal_models = True
 
     collective: collectives.GroupAllreduce
+    # Whether the average of a step has begun, and the step is not complete.
+    _is_incomplete = False
 
     def __init__(
         self,
@@ -141,6 +148,7 @@ class Allreduce(GradientAveraging):
 
     def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
         """Average the gradients over all ranks, then take a step of the wrapped optimizer."""
+        self._check_complete()
         loss = self._compute_gradients(closure)
         computed, self.computed = self.computed, None
         if computed is not None:
@@ -148,6 +156,33 @@ class Allreduce(GradientAveraging):
             weight *= computed
         if self._is_behind():
             return loss
+        self._is_incomplete = True
+        loss = self._average_and_step(closure, weight, loss)
+        self._is_incomplete = False
+        return loss
+
+    def _check_complete(self) -> None:
+        """Raise, on all ranks, if an exception ended the last step, which the others have taken."""
+        if not self._is_incomplete or self.collective.native.broken:
+            return
+        error = RuntimeError(
+            f"an exception ended a step of rank {self.collective.rank} after its average had "
+            "begun, so its parameters and optimizer state are not those of the others, which have "
+            "taken that step: go on from a checkpoint"
+        )
+        self.collective.fail(error)
+        raise error
+
+    def _go_on_from(self, averaging: dict[str, Any]) -> None:
+        super()._go_on_from(averaging)
+        self._is_incomplete = False
+
+    @property
+    def _just_averaged(self) -> bool:
+        return super()._just_averaged and not self._is_incomplete
+
+    def _average_and_step(self, closure: Callable[[], Any] | None, weight: float, loss: Any) -> Any:
+        """Average the gradients, and take a step of the wrapped optimizer; return the loss."""
         result = self._average_step(lambda: self.collective(self._gradients.vectors, weight=weight))
         if result is None:
             return loss
@@ -160,4 +195,8 @@ class Allreduce(GradientAveraging):
             self._gradients.write_back(present)
             returned = self._bare_step()
             return returned if closure is None else loss
+        # `zero_grad` does not reset those of parameters in no group, which would never be finite.
+        members = ids_of(self.param_groups)
+        others = (tensor.value for tensor in self.flat.parameters)
+        drop_nonfinite(each for each in others if id(each) not in members)
         return loss

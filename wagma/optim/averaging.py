@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -31,10 +32,11 @@ from collectives.settings import (
     or_default,
     unknown_option,
 )
+from collectives.statistics import Statistics, total
 from collectives.survival import rebuilding, why_not
 from collectives.timeline import is_recording, span
 from wagma.optim.extras import Extra
-from wagma.optim.flat import FlatModel, Tensor, agree, broadcast, survey
+from wagma.optim.flat import Constant, FlatModel, Tensor, agree, broadcast, survey
 from wagma.optim.interfaces import Collective
 from wagma.optim.shards import Shards
 from wagma.optim.survival import Recovery, Survival, average, equalize
@@ -49,7 +51,7 @@ if TYPE_CHECKING:  # importing it initializes MPI
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Saved = tuple[list[torch.Tensor], list[torch.Tensor]]  # see Averaging._save
+Saved = tuple[list[torch.Tensor], list[Constant]]  # see Averaging._save
 
 _made: weakref.WeakSet[Averaging] = weakref.WeakSet()
 
@@ -95,6 +97,10 @@ class Averaging(Wrapper):
     the model raise RuntimeError for them. DataLoader workers that are spawned, not forked, import
     the main script: import `mpi4py.MPI` there only inside `if __name__ == "__main__"` or a
     function.
+
+    Where models are averaged, an update that is not finite is left out, and the rank continues from
+    a model of the others. The local optimizer's state of a parameter that is not finite by then,
+    such as its momentum, is deleted, so that it begins anew; the first time a warning is logged.
 
     For ranks with different data some methods have two more options, off by default, whose vectors
     are averaged as parts of the model's:
@@ -151,7 +157,8 @@ class Averaging(Wrapper):
                 on one CUDA device, of float16, bfloat16, float32 or float64, and of the same shapes
                 on every rank.
             arguments: the method's own, by name, for `_check_settings` and `_make_collective`.
-            comm: mpi4py communicator, by default `MPI.COMM_WORLD`; it is duplicated.
+            comm: mpi4py communicator, by default `MPI.COMM_WORLD`. It is duplicated, and `join`,
+                `record` and checkpoints use it, too: free it after `close`.
             survive: whether the others go on if the process of a rank ends; or a function that is
                 called with the `Recovery` each time they did. It needs Open MPI 5 under its own
                 ``mpiexec --with-ft ulfm``, and a method that can.
@@ -201,6 +208,7 @@ class Averaging(Wrapper):
                 )
                 self.comm = comm = self._survival.survivors.comm
             self._arguments, self._options = arguments, options
+            self._past: list[Statistics] = []  # of the collectives before others have died
             self.collective: Any = None
             self.collective = self._make_collective(comm, **arguments, **options)
             self.collective._is_abandoned = bool(survive)
@@ -211,6 +219,9 @@ class Averaging(Wrapper):
         self.result: Result | None = None
         self.results: list[Result] = []
         self._inside_average = self._inside_join = self._has_joined = False
+        self._excluded = 0  # of this rank's vectors, up to the last call
+        self._has_warned = False
+        self._are_equal = False  # all ranks' models, since the last step
         self._recording: Recording | None = None
         self._recorded: list[Recording] = []  # without a summary yet
         _made.add(self)
@@ -282,6 +293,14 @@ class Averaging(Wrapper):
         """The method's settings by name, with defaults resolved, for a record of the run."""
         return {}
 
+    def statistics(self) -> Any:
+        """Return this rank's `collectives.statistics.Statistics` so far.
+
+        With `survive` they include those of the collectives before other ranks have died.
+        """
+        now = self.collective.statistics()
+        return total([*self._past, now]) if self._past else now
+
     @property
     def _steps(self) -> int:
         """The number of steps of this rank."""
@@ -289,9 +308,9 @@ class Averaging(Wrapper):
 
     @property
     def _just_averaged(self) -> bool:
-        """Whether the last step ended with an average of the models of all ranks."""
+        """Whether the models of all ranks were averaged, and no step was made since."""
         last = self.result
-        return (
+        return self._are_equal or (
             last is not None and last.synchronized and last.version == self.collective.version - 1
         )
 
@@ -335,7 +354,7 @@ class Averaging(Wrapper):
         weight = checked_weight(weight)
         self._check_usable()
         self.flat.check_members(self.param_groups)
-        self.results = []
+        self.results, self._are_equal = [], False
         if not is_recording():  # torch.compile loses what was set before a block
             return self._step(closure, weight)
         with span("step"):
@@ -380,6 +399,7 @@ class Averaging(Wrapper):
         else:
             self._together(self._average_now, self._save())
         self._changed()
+        self._are_equal = True
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -476,6 +496,7 @@ class Averaging(Wrapper):
         for extra in self._extras:
             extra.joined()
         self._changed()
+        self._are_equal = True
 
     def record(self, directory: str | Path, steps: int | None = None) -> Recording:
         """Return a block that records all steps inside it, as `wagma train` does; collective.
@@ -580,6 +601,7 @@ class Averaging(Wrapper):
         """
         self._check_usable()
         self._drop()
+        self._are_equal = False
         state = dict(state_dict)
         averaging = state.pop("averaging", {"version": self.collective.version})
         super().load_state_dict(state)
@@ -938,7 +960,10 @@ class Averaging(Wrapper):
             equalize(comm, self.optimizer, [each.done for each in facts])
         self.comm = comm
         self.flat.zeros = self._make_zeros(self._options)
+        before = self.collective.statistics()
         self.collective = self._make_collective(comm, **self._arguments_for(comm.size))
+        self._past.append(before)
+        self._excluded = 0
         self.collective._is_abandoned = True
         version = max(each.steps for each in facts)
         total = max(each.total for each in facts)
@@ -1026,11 +1051,37 @@ class Averaging(Wrapper):
     def _end_call(self) -> None:
         for extra in self._extras:
             extra.end_call(self._count_excluded)
+        excluded = self._count_excluded()
+        if excluded != self._excluded:
+            self._excluded = excluded
+            self._left_out()
 
     def _count_excluded(self) -> int:
         """Return how many of this rank's vectors the collective has excluded so far."""
-        excluded: int = self.collective.statistics().nonfinite
+        excluded: int = self.collective._nonfinite
         return excluded
+
+    def _left_out(self) -> None:
+        """Let the local optimizer make state anew that an update which was left out has spoilt.
+
+        Averaged state has been replaced with the model.
+        """
+        if self._shards.average_state:
+            return
+        state = self.optimizer.state
+        spoilt = [each for each, values in state.items() if not is_finite(values)]
+        for each in spoilt:
+            forget(self.optimizer, each)
+        if spoilt and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "rank %d, step %d: an update was not finite, and was left out; %s's state of %s "
+                "was not, either, and begins anew; this is logged once",
+                self.collective.rank,
+                self._steps - 1,
+                type(self.optimizer).__name__,
+                counted(len(spoilt), "parameter"),
+            )
 
     def _changed(self) -> None:
         """Go on from what the collective has put into the vectors."""
@@ -1063,9 +1114,10 @@ class Averaging(Wrapper):
             extra.changed(None)
 
     def _note(self, result: Any) -> None:
+        again = result is self.result  # of a call that `_put_back` has made outstanding again
         self.result = result
         self.results.append(result)
-        if self._recording is not None:
+        if self._recording is not None and not again:
             self._recording.completed(result)
 
     def _check_usable(self) -> None:
@@ -1085,6 +1137,7 @@ class Averaging(Wrapper):
             try:
                 self._keep_last_average()
             finally:
+                self._let_go()
                 for extra in self._extras:
                     extra.release()
                 self.flat.release()
@@ -1111,6 +1164,30 @@ def weights_of(collective: Any) -> dict[str, Any]:
     if collective.weights == "wp":
         weights["contraction"] = collective.contraction
     return weights
+
+
+def is_finite(state: Any) -> bool:
+    """Return whether all floating-point numbers in a local optimizer's state are finite."""
+    if isinstance(state, torch.Tensor):
+        return bool(state.isfinite().all())
+    if isinstance(state, float):
+        return math.isfinite(state)
+    if isinstance(state, Mapping):
+        return all(map(is_finite, state.values()))
+    return not isinstance(state, (list, tuple)) or all(map(is_finite, state))
+
+
+def forget(optimizer: torch.optim.Optimizer, parameter: Any) -> None:
+    """Set an optimizer's state of a parameter to what it is before the first step."""
+    if not isinstance(optimizer, torch.optim.Adagrad):
+        del optimizer.state[parameter]
+        return
+    # It makes its state when it is constructed.
+    state = optimizer.state[parameter]
+    state["step"].zero_()
+    for group in optimizer.param_groups:
+        if any(each is parameter for each in group["params"]):
+            state["sum"].fill_(group["initial_accumulator_value"])
 
 
 def warn_of_ranks(saved: int, loading: int) -> None:

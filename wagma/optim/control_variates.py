@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from wagma.optim.extras import Extra
-from wagma.optim.flat import FlatModel, dense_gradient
+from wagma.optim.flat import FlatModel, dense_gradient, ids_of
 from wagma.optim.vectors import new_vector
 
 # Optimizers whose only use of the gradient besides second moments is m = β₁ m + (1 − β₁) g.
@@ -66,7 +66,7 @@ class ControlVariates(Extra):
     Gradients are those that `step` finds in the parameters, unscaled, and clipped if the user does
     that; the corrected ones replace them there. Parameters without a gradient are not corrected. An
     Adam whose state is averaged keeps second moments of uncorrected gradients, and corrects only
-    the first moments.
+    the first moments, unless its β₁ is 0.
 
     Args:
         optimizer: the local optimizer.
@@ -94,11 +94,7 @@ class ControlVariates(Extra):
     ):
         self.optimizer, self.flat, self.replaced = optimizer, flat, replaced
         self._steps = steps
-        self._by_moments = (
-            by_moments
-            and isinstance(optimizer, WITH_MOMENTS)
-            and all(float(group["betas"][0]) > 0 for group in optimizer.param_groups)
-        )
+        self._by_moments = by_moments and isinstance(optimizer, WITH_MOMENTS)
         self.mean = Variate.of(flat, flat.zeros)
         self.own, self._sum = Variate.of(flat), Variate.of(flat)
         self.memory = self.mean.memory
@@ -122,35 +118,46 @@ class ControlVariates(Extra):
         """
         self._end_period(taken=True)  # if an exception has interrupted the call
         self._before = None
-        found = [(tensor.value, dense_gradient(tensor)) for tensor in self.flat.parameters]
-        parameters = [parameter for parameter, gradient in found if gradient is not None]
-        gradients = [gradient for _, gradient in found if gradient is not None]
-        if not parameters:
+        # Nobody resets the gradients of others, which the local optimizer does not use.
+        members = ids_of(self.optimizer.param_groups)
+        tensors = [each for each in self.flat.parameters if id(each.value) in members]
+        found = [(tensor.value, dense_gradient(tensor)) for tensor in tensors]
+        gradients = {value: gradient for value, gradient in found if gradient is not None}
+        if not gradients:
             return
-        torch._foreach_add_([self._sum.parts[p] for p in parameters], gradients)
+        torch._foreach_add_([self._sum.parts[p] for p in gradients], list(gradients.values()))
         self._count += 1
         if self._by_moments:
-            self._correct_moments(parameters)
-            return
-        torch._foreach_add_(gradients, [self.mean.parts[p] for p in parameters])
-        torch._foreach_sub_(gradients, [self.own.parts[p] for p in parameters])
+            self._correct_moments(gradients)
+        else:
+            self._correct(gradients)
 
-    def _correct_moments(self, parameters: list[torch.Tensor]) -> None:
+    def _correct(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
+        """Change the gradients of these parameters from g to g + c − cr."""
+        values = list(gradients.values())
+        torch._foreach_add_(values, [self.mean.parts[p] for p in gradients])
+        torch._foreach_sub_(values, [self.own.parts[p] for p in gradients])
+
+    def _correct_moments(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
         """Change first moments so that m = β₁ m + (1 − β₁) g becomes β₁ m + (1 − β₁) (g + c − cr).
 
-        That is by (c − cr) (1 − β₁) / β₁. Parameters without moments have no variates yet.
+        That is by (c − cr) (1 − β₁) / β₁, of which the sign is the other one where the optimizer
+        maximizes, and uses −g. Without moments, as β₁ is 0, gradients are corrected. Parameters
+        whose moments are still to be made have no variates yet.
         """
-        with_gradients = set(parameters)
         for group in self.optimizer.param_groups:
             beta = float(group["betas"][0])
-            members = [
-                p
-                for p in group["params"]
-                if p in with_gradients and "exp_avg" in self.optimizer.state.get(p, {})
-            ]
+            members = [p for p in group["params"] if p in gradients]
+            if beta == 0:
+                if members:
+                    self._correct({p: gradients[p] for p in members})
+                continue
+            members = [p for p in members if "exp_avg" in self.optimizer.state.get(p, {})]
             if members:
                 moments = [self.optimizer.state[p]["exp_avg"] for p in members]
                 factor = (1 - beta) / beta
+                if group.get("maximize"):
+                    factor = -factor
                 torch._foreach_add_(moments, [self.mean.parts[p] for p in members], alpha=factor)
                 torch._foreach_add_(moments, [self.own.parts[p] for p in members], alpha=-factor)
 

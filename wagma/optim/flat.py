@@ -42,6 +42,15 @@ class Tensor(NamedTuple):
         return f"{self.kind} {self.name!r}, {dtype} {tuple(self.value.shape)}{layout}"
 
 
+class Constant(NamedTuple):
+    """A tensor that is not averaged, which a module may replace, where it was, and its value."""
+
+    module: torch.nn.Module
+    attribute: str
+    tensor: torch.Tensor
+    value: torch.Tensor
+
+
 def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """List the model's tensors, tied ones once, in the order of its modules.
 
@@ -214,6 +223,11 @@ def check_members(tensors: list[Tensor], param_groups: list[dict[str, Any]]) -> 
                 f"{place(number, index, parameter)} is in the optimizer but not in the model, "
                 "so it would not be averaged"
             )
+
+
+def ids_of(param_groups: list[dict[str, Any]]) -> set[int]:
+    """Return `id` of every parameter of the groups."""
+    return {id(parameter) for group in param_groups for parameter in group["params"]}
 
 
 def numbered(param_groups: list[dict[str, Any]]) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -390,18 +404,29 @@ class FlatModel:
             if tensor.value.requires_grad:
                 torch.autograd.graph.increment_version(tensor.value)
 
-    def save(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def save(self) -> tuple[list[torch.Tensor], list[Constant]]:
         """Return a copy of every tensor's value, averaged or not, for `restore`."""
-        constants = [tensor.value.detach().clone() for tensor in self.constant]
+        homes = [home for tensor in self.constant for home in tensor.homes]
+        found = [(*home, getattr(*home, None)) for home in homes]
+        constants = [
+            Constant(module, attribute, tensor, tensor.detach().clone())
+            for module, attribute, tensor in found
+            if isinstance(tensor, torch.Tensor)
+        ]
         return [vector.clone() for vector in self.memory], constants
 
-    def restore(self, saved: tuple[list[torch.Tensor], list[torch.Tensor]]) -> None:
+    def restore(self, saved: tuple[list[torch.Tensor], list[Constant]]) -> None:
         """Put the values that `save` returned back, bit for bit."""
         vectors, constants = saved
         for vector, value in zip(self.memory, vectors, strict=True):
             vector.copy_(value)
-        for tensor, value in zip(self.constant, constants, strict=True):
-            tensor.value.detach().copy_(value)
+        for module, attribute, tensor, value in constants:
+            if tensor.is_inference():  # made by the module in that mode, and fixed outside of it
+                tensor = value.clone()
+            else:
+                tensor.detach().copy_(value)
+            if getattr(module, attribute, None) is not tensor:
+                setattr(module, attribute, tensor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's `state_dict()` of clones; tied tensors share one."""
@@ -451,6 +476,16 @@ def dense_gradient(tensor: Tensor) -> torch.Tensor | None:
         f"{tensor.kind} {tensor.name!r} has a gradient that is {gradient.layout}: only dense ones "
         "can be averaged"
     )
+
+
+def drop_nonfinite(parameters: Iterable[torch.Tensor]) -> None:
+    """Set to None the gradients of these parameters that are not finite, and sparse ones."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and (
+            gradient.layout is not torch.strided or not gradient.isfinite().all()
+        ):
+            parameter.grad = None
 
 
 def is_averaged(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from wagma.optim.averaging import Averaging
 from wagma.optim.flat import FlatModel, dense_gradient
+from wagma.optim.survival import equalize
 from wagma.optim.vectors import DeviceVector, for_collective, new_vector
 from wagma.optim.wrapper import needs_closure
 
@@ -168,12 +169,9 @@ class GradientAveraging(Averaging):
         made = self.collective.version
         with self._joining_collective():
             yield
-        steps = self.comm.allgather(made)
-        if min(steps) == max(steps):
-            return
-        state = self.comm.bcast(self.optimizer.state_dict(), root=steps.index(max(steps)))
-        if made < max(steps):
-            self.optimizer.load_state_dict(state)
+        if self._survival is None:
+            self._meet("join()")  # a rank may have failed since the others have joined
+        equalize(self.comm, self.optimizer, self.comm.allgather(made))
 
     @contextmanager
     def _joining_collective(self) -> Iterator[None]:

@@ -68,10 +68,11 @@ class AveragingOptimizer(Protocol):
             completed: objects with `version`, `timely`, `source`, `synchronized` and `group`.
 
     Optional: a `module` to compute the loss with; `backward(loss)`, which computes the gradients
-    and returns the seconds spent waiting for other ranks; and `any_goes_on(own)`, which returns
-    whether any rank continues, if all ranks make the same number of steps inside `join` as well. If
-    ranks may skip iterations, the `collective` has `skipped`, the number that this rank has
-    skipped; training with a number of steps then ends when the iterations reach that number.
+    and returns the seconds spent waiting for other ranks; `statistics()`, if there are more than
+    its `collective` has now; and `any_goes_on(own)`, which returns whether any rank continues, if
+    all ranks make the same number of steps inside `join` as well. If ranks may skip iterations, the
+    `collective` has `skipped`, the number that this rank has skipped; training with a number of
+    steps then ends when the iterations reach that number.
 
     `report()`, optional, returns a dict for the run's summary, and is called after `averaged`.
     Values whose names end in "_of_rank" are collected from all ranks; from "met", the ranks that

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -160,11 +161,29 @@ class ParameterServer(PeerAveraging):
         if seconds > 0:
             self.collective.speed = self._steps_between / seconds
 
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Do not count the time of the block as that of this rank's steps."""
+        before = self._clock()
+        try:
+            yield
+        finally:
+            self._began += self._clock() - before
+
     def synchronize(self) -> None:
         """See `Averaging.synchronize`; the time in it is none of this rank's steps."""
-        before = self._clock()
-        super().synchronize()
-        self._began += self._clock() - before
+        with self._between_steps():
+            super().synchronize()
+
+    @contextmanager
+    def _holding(self, get: Callable[[Any], Any], *, together: bool = False) -> Iterator[Any]:
+        with self._between_steps(), super()._holding(get, together=together) as got:
+            yield got
+
+    @contextmanager
+    def _joined(self) -> Iterator[None]:
+        with self._between_steps(), super()._joined():
+            yield
 
     @property
     def _steps(self) -> int:

@@ -48,6 +48,8 @@ class Shards:
             raise ValueError(f"correction_every is {correction_every!r}, not 1 or {ALL_RANKS!r}")
         if correction not in (None, CONTROL_VARIATES):
             raise ValueError(f"correction is {correction!r}, not None or {CONTROL_VARIATES!r}")
+        if correction is None and correction_every != 1:
+            raise ValueError(f"correction_every is {correction_every!r}, but correction is None")
         self.average_state, self.correction = average_state, correction
         self._every, self._often = correction_every, often
         self._layout: StateLayout | None = None

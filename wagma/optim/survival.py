@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from collectives.agreement import counted, name_ranks
+from collectives.agreement import counted, name_ranks, raise_collectively
 from collectives.survival import Survivors
 from wagma.optim.last_models import LastModels
 
@@ -206,10 +207,22 @@ def equalize(comm: MPI.Intracomm, optimizer: torch.optim.Optimizer, done: list[i
         comm: the ranks; it is collective.
         optimizer: the local optimizer.
         done: the steps that each rank has made.
+
+    Raises:
+        Exception: the state cannot be pickled; on all ranks.
     """
     most = max(done)
     if min(done) == most:
         return
-    state: Any = comm.bcast(optimizer.state_dict(), root=done.index(most))
+    root = done.index(most)
+    state: Any = None
+    error: Exception | None = None
+    if comm.rank == root:
+        try:
+            state = pickle.dumps(optimizer.state_dict())
+        except Exception as problem:
+            error = problem
+    raise_collectively(comm, error)
+    state = comm.bcast(state, root=root)
     if done[comm.rank] < most:
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(pickle.loads(state))

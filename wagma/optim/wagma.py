@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
+from collectives.settings import checked_weight
 from wagma.optim.averaging import Averaging, weights_of
 from wagma.optim.extras import Extra
+from wagma.optim.flat import drop_nonfinite
 from wagma.optim.overlap import Overlap
 from wagma.optim.shards import Shards
 from wagma.optim.survival import Recovery
@@ -223,7 +225,15 @@ class WAGMA(Averaging):
             closure, weight: as for `Averaging.step`; with `pace="own"` the weight is 1.
             work: what this step adds to `total_steps` with `pace="own"`, at least 0;
                 None: 1.
+
+        Raises:
+            ValueError: also for a weight or work that this pace does not have.
         """
+        weight = checked_weight(weight)
+        if work is not None:
+            checked_weight(work, "work")
+        if why_not := self.collective._pace_refuses(weight, 1 if work is None else work):
+            raise ValueError(why_not)
         self._work = {} if work in (None, 1) else {"work": work}
         if self._recording is not None and work is not None:
             self._recording.note(work=work)
@@ -314,13 +324,16 @@ class WAGMA(Averaging):
             collectives.ClosedError: after `close`.
         """
         self._check_usable()
+        if not self._at_own_pace:
+            raise ValueError("checkpoint() needs pace 'own', in which ranks have a snapshot apart")
         self.complete()
         self.flat.check()
         own = self._save()
         try:
             self.collective.average(self._vectors)  # the total of all steps comes with it
             version = self.collective.snapshot(self._vectors)
-            snapshot = self._save()
+            vectors, _ = self._save()
+            snapshot = vectors, [kept.value for kept in own[1]]
         finally:
             self._restore(own)
         state = self.state_dict()
@@ -337,7 +350,7 @@ class WAGMA(Averaging):
             self.collective.load(vectors, 0, total=total)
             return
         own = self._save()
-        self._restore(averaging["snapshot"])
+        self._restore((averaging["snapshot"][0], []))
         try:
             self.collective.load(vectors, averaging["version"], total=total)
         finally:
@@ -406,6 +419,12 @@ class WAGMA(Averaging):
         self._end_call()
         self._extras_changed()
         self._renew_lease()
+
+    def _left_out(self) -> None:
+        """Leave out, too, gradients of the model that was not finite until its average came."""
+        super()._left_out()
+        if self.overlap:
+            drop_nonfinite(tensor.value for tensor in self.flat.parameters)
 
     def _set_aside(self) -> Any:
         call = self._overlap and self._overlap.call

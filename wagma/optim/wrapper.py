@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -32,8 +33,14 @@ class Wrapper(torch.optim.Optimizer):
         # Not super().__init__(): it would build a second set of groups, state and hooks.
         self.optimizer = optimizer
         self._stepping = False
+        self._refusal: RemovableHandle | None = None
         if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # else it is a wrapper without hooks
-            refuse_alone(optimizer, weakref.ref(self))
+            self._refusal = refuse_alone(optimizer, weakref.ref(self))
+
+    def _let_go(self) -> None:
+        """Let the wrapped optimizer be used by itself."""
+        if self._refusal is not None:
+            self._refusal.remove()
 
     param_groups = property(
         lambda self: self.optimizer.param_groups,
@@ -114,8 +121,10 @@ class Wrapper(torch.optim.Optimizer):
         self.optimizer.add_param_group(param_group)
 
 
-def refuse_alone(optimizer: torch.optim.Optimizer, wrapper: weakref.ref[Wrapper]) -> None:
-    """Make the optimizer's own step raise while its wrapper is open."""
+def refuse_alone(
+    optimizer: torch.optim.Optimizer, wrapper: weakref.ref[Wrapper]
+) -> RemovableHandle:
+    """Make the optimizer's own step raise while its wrapper is open; return what ends that."""
 
     def refuse(*_: Any) -> None:
         outside = wrapper()
@@ -125,7 +134,7 @@ def refuse_alone(optimizer: torch.optim.Optimizer, wrapper: weakref.ref[Wrapper]
                 "step would not be averaged"
             )
 
-    optimizer.register_step_pre_hook(refuse)
+    return optimizer.register_step_pre_hook(refuse)
 
 
 def unscale(param_groups: list[dict[str, Any]], scale: float) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wagma.methods import DEFAULT
+from wagma.runs import metrics_files
 from wagma.simulation import steps
 
 __all__ = ["Recorded", "columns_of", "columns_of_records", "of_columns", "read"]
@@ -140,15 +141,19 @@ def read(path: Path) -> Recorded:
     """
     if not path.is_dir():
         return of_table(path, steps.read_trace(path))
-    files = sorted(path.glob("rank-*.jsonl"), key=lambda file: (len(file.name), file.name))
+    files = metrics_files(path)
     if not files:
         raise ValueError(f"{path} has no rank-*.jsonl: is it a run of wagma train?")
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config_file = path / "config.json"
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{config_file} is damaged: {error}") from error
     made = {}
-    for file in files:
+    for rank, file in files.items():
         columns = columns_of(file)
         if len(columns["compute_s"]):
-            made[int(file.stem.removeprefix("rank-"))] = columns
+            made[rank] = columns
     if not made:
         raise ValueError(f"{path} has no steps")
     return of_columns(path, config, made)
@@ -170,7 +175,9 @@ def of_columns(
     """
     detailed = not any(np.isnan(each[DETAILED][0]) for each in made.values())
     columns = tuple(cleaned(each, detailed, since_first) for each in made.values())
-    wall = config.get("seconds") or max(each["elapsed_s"][-1] for each in columns)
+    wall = max(each["elapsed_s"][-1] for each in columns)
+    if config.get("seconds"):
+        wall = min(config["seconds"], wall)  # it may still train, or was stopped
     return Recorded(path, config, tuple(made), columns, float(wall), detailed)
 
 

@@ -134,11 +134,13 @@ def _learn(
     begun, step_times = begun_within(limit, job.step_times, settings.accumulate)
     ranks: Ranks[Lived] = Ranks(replace(job, step_times=step_times))
     ranks.answer = answer
-    evaluations = Evaluations(task, job.size)
+    algorithm = settings.algorithm
+    some_idle = algorithm.method.idle_rank(algorithm.options) is not None
+    evaluations = Evaluations(task, job.size, job.size - some_idle)
 
     def live(comm: Communicator) -> Lived:
         trainer = SimulatedTrainer(settings, task, comm, evaluations, begun)
-        return train_rank(trainer, shown if comm.rank == 0 else progress.Silent())
+        return train_rank(trainer, shown if trainer.is_first else progress.Silent())
 
     return put_together(ranks.run(live), evaluations)
 
@@ -161,7 +163,7 @@ def train_rank(trainer: SimulatedTrainer, shown: progress.Silent) -> Lived:
         trainer.keep_by_time(tally.steps)
     if settings.seconds is not None:
         tally.elapsed_s = settings.seconds
-        if not tally.steps:
+        if not tally.steps and trainer.trains:
             tally.step_seconds.append(settings.seconds)  # its first step takes at least as long
     tally.add_averaging(optimizer.collective.statistics())
     state = measured = None
@@ -169,7 +171,7 @@ def train_rank(trainer: SimulatedTrainer, shown: progress.Silent) -> Lived:
         state, measured = evaluate(trainer)
         if trainer.rank != 0:
             state = None
-    else:
+    elif trainer.trains:
         state = trainer.evaluations.finish(last_of(trainer, tally.steps, settings.seconds), trainer)
     tally.report = getattr(optimizer, "report", dict)()
     optimizer.close()

@@ -95,6 +95,10 @@ def available() -> float:
     lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
     free = float(lines["MemAvailable"].split()[0]) * 1024
     if LIMIT.exists() and (text := LIMIT.read_text().strip()) != "max":
-        used = dict(line.split() for line in USED.read_text().splitlines())
-        free = min(free, float(text) - float(used["anon"]) - float(used["kernel"]))
+        stat = map(str.split, USED.read_text().splitlines())
+        used = {name: float(value) for name, value in stat}
+        kernel = used.get("kernel")
+        if kernel is None:  # before Linux 5.18
+            kernel = used.get("kernel_stack", 0) + used.get("slab", 0)
+        free = min(free, float(text) - used["anon"] - kernel)
     return free

@@ -187,6 +187,11 @@ class Part:
         waited = 0.0 if simulation is None else float(simulation.waited[self.rank])
         return (*self._counts(), 0, 0, 0, waited, 0.0, 0.0)
 
+    @property
+    def nonfinite(self) -> int:
+        """The field of `statistics` with that name."""
+        return self._counts()[-1]
+
     def _counts(self) -> tuple[Any, ...]:
         """Return the fields from `calls` to `nonfinite`."""
         raise NotImplementedError

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from wagma import imbalance
+from wagma.runs import metrics_files
 
 __all__ = ["check", "constant", "delayed", "log_normal", "long_tailed", "read_trace", "recorded"]
 
@@ -125,9 +126,9 @@ def read_trace(path: Path) -> np.ndarray:
 
     Args:
         path: the directory of a run of ``wagma train``, of which each rank's compute and delay
-            times are used, up to the last step of the rank with the fewest; or a text file with a
-            line for each step and a column for each rank, in seconds, separated by commas or
-            spaces.
+            times are used, up to the last step of the rank with the fewest, without ranks that made
+            none; or a text file with a line for each step and a column for each rank, in seconds,
+            separated by commas or spaces.
 
     Raises:
         ValueError: it is neither; the message names the file, and the line if there is one.
@@ -142,10 +143,13 @@ def read_trace(path: Path) -> np.ndarray:
 
 
 def _metrics(run: Path) -> np.ndarray:
-    files = sorted(run.glob("rank-*.jsonl"), key=lambda file: (len(file.name), file.name))
+    files = metrics_files(run).values()
     if not files:
         raise ValueError(f"{run} has no rank-*.jsonl: is it a run of wagma train?")
-    columns = [[_seconds(file, *line) for line in enumerate(_lines(file), 1)] for file in files]
+    each = ([_seconds(file, *line) for line in enumerate(_lines(file), 1)] for file in files)
+    columns = [column for column in each if column]  # a rank may only run a controller
+    if not columns:
+        return np.zeros((0, 0))
     length = min(map(len, columns))
     return np.array([column[:length] for column in columns], dtype=np.float64).T
 

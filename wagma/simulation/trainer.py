@@ -126,23 +126,24 @@ class Sum:
 
 
 class Evaluations:
-    """Evaluates the mean of the models that all ranks have kept, when the last one has.
+    """Evaluates the mean of the models that all ranks which train have kept, when the last has.
 
     Memory: a model, and a sum in double precision for each evaluation that not all ranks have
     reached.
 
     Args:
         task: the task that is trained.
-        size: the number of ranks.
+        ranks: the number of ranks.
+        trainers: the number of those which train: one may only run a controller.
 
     Attributes:
         tests: each rank's test batches.
         results: the evaluations, as those of `wagma.evaluation.evaluate_kept`.
     """
 
-    def __init__(self, task: contract.Task, size: int) -> None:
-        self.task, self.size = task, size
-        self.tests: list[Any] = [()] * size
+    def __init__(self, task: contract.Task, ranks: int, trainers: int) -> None:
+        self.task, self.trainers = task, trainers
+        self.tests: list[Any] = [()] * ranks
         self.results: list[dict[str, Any]] = []
         self._sums: dict[int, Sum] = {}
         self._model: torch.nn.Module | None = None
@@ -151,7 +152,7 @@ class Evaluations:
         """Add a rank's model to the evaluation of this number; evaluate if it is the last one."""
         total = self._sums.setdefault(number, Sum())
         total.add(kept)
-        if len(total.steps) == self.size:
+        if len(total.steps) == self.trainers:
             del self._sums[number]
             self.results.append(self._evaluate(total, kept.state, trainer.model))
 
@@ -159,7 +160,7 @@ class Evaluations:
         """Add a rank's last model; return the mean on the rank that is the last one."""
         total = self._sums.setdefault(-1, Sum())
         total.add(kept)
-        if len(total.steps) < self.size:
+        if len(total.steps) < self.trainers:
             return None
         del self._sums[-1]
         state = total.mean(kept.state)

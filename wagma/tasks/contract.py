@@ -306,7 +306,9 @@ def evaluate(task: Task, model: nn.Module, test: Iterable) -> Means:
     with nothing_changed(model):
         model.eval()
         for batch in test:
-            means.add(task.measure(model, batch), samples(batch) or 1)
+            count = samples(batch)
+            if count != 0:  # a rank may have no part of a small test set
+                means.add(task.measure(model, batch), 1 if count is None else count)
     return means
 
 

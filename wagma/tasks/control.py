@@ -32,6 +32,7 @@ CLIP, VALUE, ENTROPY = 0.2, 0.5, 0.01
 PASSES, PARTS = 4, 4  # over a rollout, and minibatches of each
 FRAMES = 32  # of each environment in a rollout by steps
 EPISODES = 100  # whose mean return is reported
+LONGEST = 10_000  # frames of an episode, in an environment that has no limit itself
 PLAY_STREAM = 7
 TEST_SEED = 100_000
 
@@ -93,11 +94,15 @@ class Policy(nn.Module):
         return self.act(observations), self.critic(observations).squeeze(-1)
 
     def act(self, observations: torch.Tensor) -> Distribution:
-        """Return the actions' distribution."""
+        """Return the actions' distribution.
+
+        Its arguments may be NaN, as those of other tasks' losses: the loss then is, too.
+        """
         output = self.actor(observations)
         if self.discrete:
-            return Categorical(logits=output)
-        return Independent(Normal(output, self.spread.exp()), 1)
+            return Categorical(logits=output, validate_args=False)
+        normal = Normal(output, self.spread.exp(), validate_args=False)
+        return Independent(normal, 1, validate_args=False)
 
 
 def perceptron(inputs: int, outputs: int, last: float) -> nn.Sequential:
@@ -110,7 +115,7 @@ def perceptron(inputs: int, outputs: int, last: float) -> nn.Sequential:
 
 
 def make(environment: str) -> gymnasium.Env:
-    """Return an environment with flat observations.
+    """Return an environment with flat observations, whose episodes all end.
 
     Raises:
         UsageError: There is no such one, or not with observations and actions of numbers.
@@ -132,6 +137,8 @@ def make(environment: str) -> gymnasium.Env:
                 f"argument --environment: {environment} has {name} of the space "
                 f"{type(space).__name__}, which are no vectors of one length"
             )
+    if made.spec is None or made.spec.max_episode_steps is None:
+        made = gymnasium.wrappers.TimeLimit(made, LONGEST)
     return gymnasium.wrappers.FlattenObservation(made)
 
 
@@ -279,8 +286,15 @@ class Environments:
         """Return the actions that the policy draws, their log probabilities, and the values."""
         observations = np.stack([player.observation for player in active])
         chances, values = policy(torch.from_numpy(observations).to(device_of(policy)))
-        actions = chances.sample()
+        actions = likeliest(chances)
+        if chances.log_prob(actions).isfinite().all():  # else none can be drawn
+            actions = chances.sample()
         return actions.cpu().numpy(), chances.log_prob(actions).tolist(), values.tolist()
+
+
+def likeliest(chances: Distribution) -> torch.Tensor:
+    """Return the likeliest actions; any where these are NaN."""
+    return chances.mode.nan_to_num()
 
 
 def value_of(policy: Policy, observation: np.ndarray) -> float:
@@ -461,7 +475,7 @@ def metrics(policy: Any, trial: Trial) -> dict[str, float]:
     active = players
     while active:
         observations = torch.from_numpy(np.stack([each.observation for each in active]))
-        actions = policy.act(observations.to(device_of(policy))).mode.cpu().numpy()
+        actions = likeliest(policy.act(observations.to(device_of(policy)))).cpu().numpy()
         for each, action in zip(active, actions):
             each.act(action)
         active = [each for each in active if not each.over]

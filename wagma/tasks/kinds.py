@@ -110,6 +110,11 @@ def check(settings: argparse.Namespace) -> None:
         )
 
 
+def counts_samples(settings: argparse.Namespace) -> bool:
+    """Return whether a batch of the task has --batch-size samples, as far as is known."""
+    return settings.task != "control" and settings.batch_by != "tokens"
+
+
 def refuse(settings: argparse.Namespace, taken: Collection[str], by: str) -> None:
     """Refuse the tasks' options that are not taken."""
     for name in OWN:

@@ -19,6 +19,9 @@ OPTIMIZERS = {
 }
 DEFAULT = "sgd"
 OPTIONS = ("optimizer", "lr", "momentum", "weight_decay")
+# What optimizers' groups, and schedulers, have of learning rates.
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+BASES = ("base_lrs", "max_lrs")
 
 
 def check(settings: argparse.Namespace) -> None:
@@ -142,8 +145,16 @@ def scale_rates(optimizer: torch.optim.Optimizer, scheduler: Any, factor: float)
         factor: By which they are multiplied.
     """
     for group in optimizer.param_groups:
-        group["lr"] *= factor
-        if "initial_lr" in group:
-            group["initial_lr"] *= factor
-    if hasattr(scheduler, "base_lrs"):
-        scheduler.base_lrs = [factor * rate for rate in scheduler.base_lrs]
+        for name in RATES:
+            if name in group:
+                group[name] *= factor
+    scale_bases(scheduler, factor)
+
+
+def scale_bases(scheduler: Any, factor: float) -> None:
+    """Multiply the rates that a scheduler, or each one that it consists of, starts from."""
+    for name in BASES:
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, [factor * rate for rate in getattr(scheduler, name)])
+    for each in getattr(scheduler, "_schedulers", ()):  # of SequentialLR and ChainedScheduler
+        scale_bases(each, factor)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from wagma.tasks.sequences import IGNORED, LengthBatches, padded
 
 PADDING, UNKNOWN, BEGIN, END = range(4)  # tokens
 VOCABULARY = 1000  # pieces at most
+CHARACTERS = 700  # that are pieces at most, besides those of the 256 bytes
 LONGEST = 128  # tokens of a sentence; longer ones are left out
 WIDTH, HEADS, LAYERS = 64, 4, 2
 PAIRS, PAIRS_SEED = 4000, 2013  # of generated text
@@ -140,6 +143,7 @@ def read(files: list[Path] | None) -> Found:
     from sentencepiece import SentencePieceProcessor
 
     pairs = parallel(*files) if files else generated(PAIRS, PAIRS_SEED)
+    check_enough(len(pairs), "pairs")
     vocabulary = learn_vocabulary([sentence for pair in pairs for sentence in pair])
     processor = SentencePieceProcessor(model_proto=vocabulary)
     sources, targets = (
@@ -150,19 +154,22 @@ def read(files: list[Path] | None) -> Found:
     kept = np.flatnonzero(short)
     whole = Parallel(sources, targets).select(kept)
     count = len(kept)
-    if count < HELD_OUT:
-        raise UsageError(
-            f"argument --text: {count} pairs of at most {LONGEST} tokens are too few: {HELD_OUT} "
-            "are needed"
-        )
+    check_enough(count, f"pairs of at most {LONGEST} tokens")
     held_out = np.arange(count) % HELD_OUT == HELD_OUT - 1
     train, test = (whole.select(np.flatnonzero(each)) for each in (~held_out, held_out))
     return Found(train, test, vocabulary, [pairs[index][1] for index in kept[held_out]])
 
 
+def check_enough(count: int, what: str) -> None:
+    """Raise UsageError unless some of so many pairs can be held out."""
+    if count < HELD_OUT:
+        raise UsageError(f"argument --text: {count} {what} are too few: {HELD_OUT} are needed")
+
+
 def parallel(source: Path, target: Path) -> list[Pair]:
     """Return the lines of two files that both are not blank, in pairs.
 
+    Each pair is returned once, however often it occurs: else it could be trained on and held out.
     Lines end with a newline, perhaps after a carriage return, and with nothing else that Unicode
     knows as the end of a line: such characters are in texts of the web.
 
@@ -183,21 +190,26 @@ def parallel(source: Path, target: Path) -> list[Pair]:
             f"argument --text: {source} has {len(both[0])} lines and {target} {len(both[1])}: "
             "each line must be the translation of the same line"
         )
-    return [(a, b) for a, b in zip(*both) if a.strip() and b.strip()]
+    return list(dict.fromkeys((a, b) for a, b in zip(*both) if a.strip() and b.strip()))
 
 
 def learn_vocabulary(sentences: list[str]) -> bytes:
     """Return a sentencepiece model of these sentences.
+
+    The most frequent characters are pieces of it, `CHARACTERS` at most: rarer ones, as Chinese has
+    them, are spelled by bytes.
 
     Raises:
         UsageError: They are too few.
     """
     from sentencepiece import SentencePieceTrainer
 
+    counts = Counter(chain.from_iterable(sentences)).most_common()
+    rare = {ord(character): " " for character, _ in counts[CHARACTERS:]}
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=(sentence.translate(rare) for sentence in sentences),
             model_writer=model,
             vocab_size=VOCABULARY,
             hard_vocab_limit=False,
