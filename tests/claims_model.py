@@ -1352,7 +1352,7 @@ class Rank:
         self.members = self.group(version)
         publishing = self.publishing
         if len(self.members) > 1:
-            ringed = publishing.bypasses_snapshot()
+            ringed = publishing.lent and publishing.bypasses_snapshot()
             receives, keeps = publishing.direct, publishing.keeps
             yield from self.begin(number, False, self.members, receives, ringed, keeps)
         else:

@@ -1,5 +1,6 @@
 """What all tests share: hypothesis' profile, the MPI plugin, `comm`, `device` and `mpirun`."""
 
+import gc
 import os
 import textwrap
 
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.get_closest_marker("torch_device") is None)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # what was imported, torch for one, need not be looked through in every test
+
+
 def transport_of(item):
     """Return the transport of an MPI test, None where it is one of no transport."""
     return item.callspec.params.get("transport") if hasattr(item, "callspec") else None
@@ -82,6 +89,15 @@ def transport(request, monkeypatch):
     if name:
         monkeypatch.setenv("WAGMA_TRANSPORT", name)
     return name
+
+
+@pytest.fixture
+def through_memory(monkeypatch):
+    """Long arrays are copied through shared memory, also where the kernel would copy them.
+
+    The kernel's copies need no stopped rank, unless it stops in the middle of one.
+    """
+    monkeypatch.setattr("collectives.memory.other_processes.shortest", None)
 
 
 @pytest.fixture

@@ -225,6 +225,8 @@ def serve(folder):
 
 
 if __name__ == "__main__":
+    # Ignored, where a script has started the tests in the background; a launcher restores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     importlib.import_module("torch")
     gc.freeze()  # so that children copy no page to mark what is on it
     request, files = serve(Path(sys.argv[1]))

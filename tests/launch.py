@@ -90,6 +90,7 @@ class Job:
         self._mark = f"WAGMA_JOB_{uuid.uuid4().hex}"
         self._foreign_segments = segments()
         self._segments = set()
+        self._seen = set()
         self._look_again = 0.0
         env = {**OPEN_MPI, **(os.environ if env is None else env), self._mark: "1"}
         self.launcher = subprocess.Popen(
@@ -120,12 +121,7 @@ class Job:
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the job runs."""
-        now = time.monotonic()
-        if now >= self._look_again:
-            began = now
-            self._note_segments()
-            # Looking takes a few percent of the time, beside jobs that compete for cores.
-            self._look_again = began + max(0.05, 30 * (time.monotonic() - began))
+        self._note_segments()
         return self.launcher.poll()
 
     def send(self, number, to):
@@ -160,13 +156,21 @@ class Job:
     def _note_segments(self):
         # Another job's segments must not be taken for this one's: ours are those that we map.
         unknown = segments() - self._foreign_segments - self._segments
-        if unknown:
-            for process in self.processes():
-                try:
-                    maps = Path(f"/proc/{process.pid}/maps").read_text()
-                except OSError:
-                    continue
-                self._segments |= {path for path in unknown if path in maps}
+        new = unknown - self._seen
+        began = time.monotonic()
+        if not new and (not unknown or began < self._look_again):
+            return
+        self._seen |= new
+        for process in self.processes():
+            try:
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+            except OSError:
+                continue
+            self._segments |= {path for path in unknown if path in maps}
+        # Some ranks may not have mapped a new one yet. Else, looking takes a few percent of the
+        # time, beside jobs that compete for cores.
+        now = time.monotonic()
+        self._look_again = now + (0.2 if new else max(0.05, 30 * (now - began)))
 
 
 def segments() -> set[str]:

@@ -33,10 +33,12 @@ pairwise_average = load_source("pairwise_average", "peers")
 parameter_server = load_source("parameter_server", "peers")
 queued_neighbor_average = load_source("queued_neighbor_average", "peers")
 
-# What a program consists of: a call; what all ranks do together, after which they go on as before
-# (MEET) or from new models (RESTART), also after different numbers of calls (JOIN); no more calls,
-# which is told to the others (LEAVE), or is not (STOP).
+# What a program consists of: a call, or one that an exception ends at once (INTERRUPTED); what all
+# ranks do together, after which they go on as before (MEET) or from new models (RESTART), also
+# after different numbers of calls (JOIN); no more calls, which is told to the others (LEAVE), or is
+# not (STOP).
 CALL = "call"
+INTERRUPTED = "interrupted"
 MEET = "meet"
 RESTART = "restart"
 JOIN = "join"
@@ -376,6 +378,11 @@ class World:
             rank.change(self.change(rank.number, rank.protocol.calls))
             rank.driven.call()
             self._return(rank)
+        elif action == INTERRUPTED:
+            rank.change(self.change(rank.number, rank.protocol.calls))
+            rank.driven.call()
+            rank.driven.interrupt()
+            rank.position += 1
         elif action == LEAVE:
             self._leave(rank)
         else:
@@ -450,7 +457,8 @@ class World:
         require(
             self.has_ended()
             and not self.channels
-            and all(rank.protocol.is_quiet() and not rank.gave_up for rank in self.ranks),
+            and all(rank.protocol.is_quiet() and not rank.gave_up for rank in self.ranks)
+            and not any(rank.protocol.calling for rank in self.ranks),
             "everybody comes to an end",
             [(rank.stage.name, rank.position, rank.protocol.is_quiet()) for rank in self.ranks],
             self.channels,

@@ -53,6 +53,7 @@ from protocol_scenarios import (
     AT_ONCE,
     CALL,
     INTERRUPTED_CALL,
+    INTERRUPTED_NONFINITE_CALL,
     JOIN,
     LEASE,
     NONFINITE_CALL,
@@ -72,7 +73,10 @@ OPERATIONS = {
 
 
 # What a `SnapshotProtocol` does depends on, beside its vectors and their weights.
-DECIDING = ("present", "calling", "published", "lent", "state", "target", "copy", "saved")
+DECIDING = (
+    *("present", "calling", "published", "lent", "state", "target", "copy", "saved"),
+    "drops",
+)
 
 
 class Stage(enum.Enum):
@@ -111,6 +115,9 @@ def agreement(entered, own_pace=False):
         return all_ranks.NONE, -1
     return operation, t
 
+
+INTERRUPTED_CALLS = INTERRUPTED_CALL, INTERRUPTED_NONFINITE_CALL
+NONFINITE_CALLS = NONFINITE_CALL, INTERRUPTED_NONFINITE_CALL
 
 # The steps of its rank for one of which an application waits.
 CALLS = version_steps.PUBLISH, version_steps.RETURN
@@ -202,14 +209,14 @@ class Application:
         elif isinstance(operation, Load):
             self.load = operation
             self.enter(all_ranks.LOAD)
-        elif operation not in (CALL, INTERRUPTED_CALL, NONFINITE_CALL):
+        elif operation not in (CALL, *INTERRUPTED_CALLS, *NONFINITE_CALLS):
             self.enter(operation)
         elif self.rank.protocol.is_synchronous():
             self.enter(all_ranks.SYNC)
         else:
             self.given = self.rank.model
-            self.interruptible = operation == INTERRUPTED_CALL
-            self.rank.vectors.finite = operation != NONFINITE_CALL
+            self.interruptible = operation in INTERRUPTED_CALLS
+            self.rank.vectors.finite = operation not in NONFINITE_CALLS
             self.call()
 
     def compute(self):
@@ -266,6 +273,7 @@ class Application:
         """An exception ends the call."""
         self.rank.world.met.add("interrupted")
         self.rank.abandon()
+        self.rank.vectors.finite = True
         self.interruptible = False
         self.stage = Stage.COMPUTING
 
@@ -345,8 +353,9 @@ class Numbers(contribution.Vectors):
         if result.weight > 0:
             mean = result.mean
             if partial:
-                before = pair_of(self.of[publishing.target])
-                mean = Pair(mean.often, own.rarely if publishing.weight else before.rarely)
+                gives = publishing.lent or publishing.state != snapshots.UNFILLED
+                kept = pair_of(own if gives else self.of[publishing.target])
+                mean = Pair(mean.often, kept.rarely)
             self.of[publishing.target] = mean
             if publishing.copy != contribution.NOWHERE:
                 self.of[publishing.copy] = mean

@@ -15,6 +15,7 @@ CALL = "call"
 INTERRUPTED_CALL = "interrupted call"
 # Under the conserving rule it contributes no change.
 NONFINITE_CALL = "call with a vector that is not finite"
+INTERRUPTED_NONFINITE_CALL = "interrupted call with a vector that is not finite"
 PUBLISH = "publish"
 # Tell the rank's part of the vector, which is what the application has then.
 LEASE = "lease"
@@ -240,6 +241,21 @@ def random_own_pace_scenario(generator):
 def random_partial_scenario(generator):
     """Make a random scenario whose vectors have a second array, under the conserving rule."""
     return replace(random_scenario(generator), conserving=True, partial=True)
+
+
+def random_nonfinite_scenario(generator):
+    """Make one without passive ranks, some of whose calls have nothing to contribute.
+
+    Nor have their ranks' snapshots, after the first call. So these contribute no earlier vector
+    instead, and no change is left out.
+    """
+    scenario = random_partial_scenario(generator)
+    kinds = CALL, NONFINITE_CALL, INTERRUPTED_NONFINITE_CALL
+    calls = generator.randint(2, 6)
+    programs = tuple(
+        (CALL, *generator.choices(kinds, k=calls), CALL, CLOSE) for _ in range(scenario.world_size)
+    )
+    return replace(scenario, programs=programs, passive=False, sync_period=100)
 
 
 def random_ranks(generator, world_size, probabilities):

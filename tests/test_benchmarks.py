@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,15 @@ def test_latency_measures_what_it_says(mpirun, tmp_path):
         assert figure["holds"] == (figure["value"] <= figure["bound"])
         assert f"{figure['figure']}: " in ended.stdout
     assert compare(*2 * [tmp_path / "latency-2.json"]).returncode == 0
+
+
+@pytest.mark.launch
+def test_group_calls_are_measured_with_protocols_in_python_too(mpirun, tmp_path):
+    options = "--max-kib", 1, "--rounds", 1, "--seconds", 0.1, "--results", tmp_path
+    mpirun(2, BENCHMARKS / "group_calls.py", *options, timeout=60).check()
+    (row,) = json.loads((tmp_path / "group-calls-2.json").read_text())["results"]
+    kinds = {name.split(",")[0] for name in row["microseconds"]}
+    assert kinds == {"Allreduce", "ready", "triggered", "between", "planned", "formed"}
 
 
 @pytest.mark.slow
@@ -408,6 +418,12 @@ def test_the_parts_of_steps_are_recorded_with_their_work(workloads):
     parts = workloads.record(of.task(), 4, steps)
     assert len(parts["step"].seconds) == len(parts["step"].work) == steps
     assert len(parts["rollout"].work) == 1 and min(parts["rollout"].seconds) > 0
+
+
+def test_a_spread_of_values_of_which_one_is_lost_is_not_a_number(workloads):
+    assert workloads.spread([1.0, 2.0, 3.0], 1) == "2.0 ± 1.0"
+    assert workloads.spread([1.0, 2.0, math.inf], 1) == "2.0 ± nan"
+    assert workloads.spread([1.0], 1) == "1.0"
 
 
 def run_of(workloads, *losses, rate=1.0):

@@ -18,14 +18,22 @@ from wagma.checkpoint.files import BrokenError
 from wagma.checkpoint.saving import _Writing
 
 
-def write(directory, step):
-    """Write a checkpoint of one rank, in which all numbers are the step's."""
-    manifest = {"step": step, "ranks": 1, "settings": {}, "tied": {}}
+def begin(directory, step, ranks=1):
+    """Begin to write rank 0's part of a checkpoint, in which all numbers are the step's."""
+    return begin_part(files.begin(directory, step), 0, step, ranks)
+
+
+def begin_part(begun, rank, step, ranks):
+    """Begin to write a rank's part."""
+    manifest = {"step": step, "ranks": ranks, "settings": {}, "tied": {}}
     tensors = {"weight": torch.full((4000,), float(step))}
     part = {"more": torch.full((3000,), step)}
-    begun = files.begin(directory, step)
-    writing = _Writing(begun, 0, part, tensors, manifest, 2, comm=None)  # which it does not use
-    assert writing.error() is None
+    return _Writing(begun, rank, part, tensors, manifest, 2, comm=None)  # which it does not use
+
+
+def write(directory, step):
+    """Write a checkpoint of one rank."""
+    assert begin(directory, step).error() is None
 
 
 def write_on(directory):
@@ -102,17 +110,58 @@ def test_a_checkpoint_has_no_name_before_its_manifest_is_complete(tmp_path, monk
     assert [path.name for path in files.found(tmp_path)] == ["000001-step-5"]
 
 
-def test_what_does_not_fit_on_a_disk_is_removed_at_once(tmp_path, monkeypatch):
-    def full(path):
-        if path.name == files.part_name(0):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return [0, ""]
+def full(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(saving, "durable", full)
-    with pytest.raises(AssertionError, match="No space left on device"):
-        write(tmp_path, 5)
-    (begun,) = tmp_path.iterdir()
-    assert list(begun.iterdir()) == []
+
+@pytest.mark.parametrize("fails", [files.part_name(0), files.MANIFEST])
+def test_what_does_not_fit_on_a_disk_is_removed_at_once(tmp_path, monkeypatch, fails):
+    """Rank 0's part, or what it writes once all parts are there."""
+    write_json = files.write_json
+
+    def durable(path):
+        return full() if path.name == fails else [0, ""]
+
+    def write(path, value):
+        return full() if path.name == fails else write_json(path, value)
+
+    monkeypatch.setattr(saving, "durable", durable)
+    monkeypatch.setattr(files, "write_json", write)
+    assert "No space left on device" in str(begin(tmp_path, 5).error())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_part_that_does_not_fit_has_the_others_removed(tmp_path, monkeypatch, fails):
+    """By rank 0, once all have written."""
+    begun = files.begin(tmp_path, 5)
+
+    def durable(path):
+        return full() if path.name == files.part_name(fails) else [0, ""]
+
+    monkeypatch.setattr(saving, "durable", durable)
+    parts = [begin_part(begun, rank, 5, ranks=2) for rank in range(2)]
+    for part in parts:
+        part._thread.join(20)
+        assert not part._thread.is_alive()
+    assert list(tmp_path.iterdir()) == []
+    assert [part.error() is not None for part in parts] == [fails == 0, fails == 1]
+
+
+def test_parts_are_not_waited_for_in_a_directory_that_was_removed(tmp_path):
+    """As where two savers have one directory: the second takes the first one's for a dead job's."""
+    writing = begin(tmp_path, 5, ranks=2)
+    try:
+        assert writing.part_error() is None
+        while (writing._unfinished / saving.written_by(0)).exists():
+            time.sleep(0.001)  # until it waits for rank 1
+        second = begin(tmp_path, 5, ranks=2)
+        writing._thread.join(30)
+        assert not writing._thread.is_alive()
+        assert "its directory has been removed meanwhile" in str(writing.error())
+        second.give_up()
+    finally:
+        writing.give_up()
 
 
 def test_a_manifest_is_checked_by_its_own_checksum(tmp_path):
@@ -122,6 +171,16 @@ def test_a_manifest_is_checked_by_its_own_checksum(tmp_path):
     path.write_text(path.read_text().replace("12", "13"))
     with pytest.raises(BrokenError, match="small.json is damaged"):
         files.read_json(path)
+
+
+class Own(torch.Tensor):
+    """A tensor whose class torch does not read without executing code."""
+
+
+def test_a_tensor_of_a_class_that_cannot_be_read_back_is_refused():
+    state.check_readable({"more": [torch.zeros(2), torch.nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(TypeError, match="'more' is or holds what a checkpoint cannot"):
+        state.check_readable({"more": [torch.zeros(2).as_subclass(Own)]})
 
 
 def test_an_error_without_a_text_is_named_by_its_type():

@@ -12,13 +12,22 @@ import threading
 
 import pytest
 import torch
-from methods import METHODS, backward, bits_of, each_method, local_bits, make_model, momentum_sgd
+from methods import (
+    METHODS,
+    Method,
+    backward,
+    bits_of,
+    each_method,
+    local_bits,
+    make_model,
+    momentum_sgd,
+)
 from torch.optim.lr_scheduler import StepLR
 
 from collectives import RankFailedError
 from wagma import checkpoint
 from wagma.checkpoint import CheckpointError, files, saving
-from wagma.optim import WAGMA, LocalSGD
+from wagma.optim import WAGMA, LocalSGD, ParameterServer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
 
@@ -354,8 +363,11 @@ def test_another_number_of_ranks_continues_from_the_model(comm, directory, savin
         each.Free()
 
 
+RINGMASTER = Method(ParameterServer, {"mode": "ringmaster"}, repeatable=False)
+
+
 @pytest.mark.ranks(4)
-@each_method
+@pytest.mark.parametrize("method", [*METHODS.values(), RINGMASTER], ids=[*METHODS, "ringmaster"])
 def test_the_settings_of_each_method_may_be_those_of_another_number_of_ranks(
     comm, directory, method
 ):
@@ -397,6 +409,7 @@ def test_it_is_written_while_the_training_goes_on(comm, directory, monkeypatch):
             assert not files.found(directory)
             goes_on.set()
         assert [path.name for path in files.found(directory)] == ["000001-step-4"]
+        assert saver.longest > 0
     assert loaded(comm, directory)[1] == at_save
 
 

@@ -164,7 +164,7 @@ MISTAKES = {
     "argument --step-times long-tailed",
     "simulate --step-times constant --sigma 1": "argument --sigma: not allowed with argument "
     "--step-times constant",
-    "simulate --ranks 2,4 --slow-rank 4:2": "argument --slow-rank: no rank 4 in a job of 4 ranks",
+    "simulate --ranks 2,4 --slow-rank 3:2": "argument --slow-rank: no rank 3 in a job of 2 ranks",
     "simulate --trace a --step-times constant": "argument --step-times: not allowed with argument",
     "svm --method wp,median": "argument --method: must be one of wp, simuparallel, delay, ",
     "svm --method wp,wp": "argument --method: repeats a value",

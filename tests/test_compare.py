@@ -56,6 +56,14 @@ def test_an_algorithms_figures_are_medians_and_its_ratios_are_seed_by_seed():
     assert comparison.figures(of[:1], first[:1], None)["deviation"] is None
 
 
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_the_deviation_over_seeds_of_which_one_is_lost_is_not_a_number(lost):
+    of = [summary(values=(1.0, value), metric="loss") for value in (lost, 0.3)]
+    figures = comparison.figures(of, of, None)
+    assert math.isnan(figures["deviation"])
+    assert comparison.rows({"one": figures}, None)["loss"] == [f"{lost} ± nan"]
+
+
 def run_by_time(steps, possible):
     """Return the summary of two ranks that make steps of 16 samples in 10 s, as by `summarize`."""
     tallies = [Tally(None, 10.0) for _ in steps]

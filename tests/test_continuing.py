@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import time
+from argparse import Namespace
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -20,8 +24,12 @@ import pytest
 import torch
 from training import TIMEOUT, metrics
 
+from wagma import continuing
 from wagma.checkpoint import files
+from wagma.commands.checkpoints import LATEST
 from wagma.continuing import Continuing
+from wagma.job import UsageError
+from wagma.methods import METHODS
 from wagma.report import records
 
 pytestmark = pytest.mark.launch
@@ -169,6 +177,7 @@ COMMANDS = [
     (NO_SIGNAL, f"--resume runs/skips {SKIPS}", 0),
     ("", "--name limit --algorithm local-sgd --steps 9999 --step-time 5 --time-limit 0.01", 85),
     ("", f"{LIMIT} --steps 60 --step-time 5 --checkpoint-every 0.05s", 0),
+    ("", f"{RANKS} --steps 12", 2),
     ("", f"{RANKS} --steps 24", 0),
     ("", REFUSED, 0),
     ("", f"{REFUSED} --resume --batch-size 8", 2),
@@ -266,8 +275,9 @@ def test_iterations_that_are_skipped_count_also_after_a_stop(runs):
 
 
 def test_a_signal_is_not_kept_waiting_for_an_average_over_all_ranks(runs):
-    """That would be after the last step."""
-    assert all(6 <= len(metrics(runs / "rare", rank)) < 4000 for rank in range(2))
+    """That would be after the last step; each rank stops after its own one."""
+    made = [len(metrics(runs / "rare", rank)) for rank in range(2)]
+    assert made[1] >= 6 and max(made) < 4000  # rank 1 has got the signal
 
 
 def test_another_number_of_ranks_continues_a_run(runs):
@@ -276,16 +286,122 @@ def test_another_number_of_ranks_continues_a_run(runs):
     assert [path.name for path in (run / "until-step-12").iterdir()] == ["rank-0000.jsonl"]
     assert len(metrics(run / "until-step-12", 0)) == 12
     assert metrics(run, 1)[0]["step"] == 12
+    summary, before = summary_of(run), metrics(run / "until-step-12", 0)[-1]["elapsed_s"]
+    elapsed = max(metrics(run, rank)[-1]["elapsed_s"] for rank in range(2))
+    assert summary["wall_s"] <= elapsed - before  # of the steps that are counted
+    last = summary["evaluations"][-1]
+    assert (last["step"], last["elapsed_s"]) == (24, pytest.approx(elapsed))
+
+
+def its_run(directory, **more):
+    """Return a stand-in for a rank's part in a training, which has its files alone."""
+    its = SimpleNamespace(run=directory, **more)
+    for name in ("_before", "_remove_metrics"):
+        setattr(its, name, partial(getattr(Continuing, name), its))
+    return its
 
 
 def test_metrics_of_before_are_kept_where_a_job_was_killed_before_it_saved(tmp_path):
-    """It and the next one resume from the same checkpoint."""
+    """It and the next one resume from the same checkpoint, and so does one on as many ranks."""
+    its, found = its_run(tmp_path), SimpleNamespace(step=60)
+    first, second = (tmp_path / f"rank-000{rank}.jsonl" for rank in range(2))
+    folder = tmp_path / "until-step-60"
     for text in ("until step 60", "of the killed job"):
-        (tmp_path / "rank-0000.jsonl").write_text(text)
-        its, found = SimpleNamespace(run=tmp_path), SimpleNamespace(step=60)
+        first.write_text(text)
         assert Continuing._clear(its, found, alike=False) == []
-    assert not (tmp_path / "rank-0000.jsonl").exists()
-    assert (tmp_path / "until-step-60" / "rank-0000.jsonl").read_text() == "until step 60"
+        second.write_text("of the killed job")
+    assert not first.exists()
+    assert [path.read_text() for path in folder.iterdir()] == ["until step 60"]
+    first.write_text("of the killed job")
+    Continuing._take_back(its, found)
+    assert first.read_text() == "until step 60"
+    assert not second.exists() and not folder.exists()
+    Continuing._take_back(its, found)
+    assert first.read_text() == "until step 60"
+
+
+def test_a_run_that_begins_anew_on_fewer_ranks_has_no_others_metrics(tmp_path, monkeypatch):
+    """A job on eight ranks was killed before it saved."""
+    names = [f"rank-000{rank}.jsonl" for rank in range(8)]
+    for name in names:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(continuing.checkpoint, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr(continuing, "from_rank_0", lambda function, comm: function())
+    its = its_run(
+        tmp_path, trainer=MagicMock(), saver=MagicMock(), comm=SimpleNamespace(rank=0, size=4)
+    )
+    Continuing.resume(its)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[:4]
+
+
+HOLDS = """
+import fcntl, sys
+held = open(sys.argv[1], "w")
+fcntl.lockf(held, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("restarts", "patience"), [("0", "ENDING"), ("1", "RESTARTED")])
+def test_two_jobs_do_not_train_in_one_directory(tmp_path, monkeypatch, restarts, patience):
+    """As where the jobs of an array have one name, or a job is submitted twice."""
+    for name in ("ENDING", "RESTARTED"):
+        monkeypatch.setattr(continuing, name, 0.3 if name == patience else 1000)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    run = tmp_path / "run"
+    claim = run / "checkpoints" / ".claim"
+    claim.parent.mkdir(parents=True)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, claim], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with other:
+        assert other.stdout.readline() == b"locked\n"
+        its = SimpleNamespace(run=run)
+        with pytest.raises(UsageError, match=f"another job trains in {run} now"):
+            Continuing._try_to_write(its)
+        other.kill()
+    Continuing._try_to_write(its)
+    Continuing._try_to_write(SimpleNamespace(run=run))  # a further training of the same job
+
+
+@pytest.mark.parametrize("name", ["summary.json", "model.pt"])
+def test_no_run_begins_anew_where_one_without_checkpoints_has_ended(tmp_path, name):
+    """Or was stopped, with the average of its models."""
+    settings = Namespace(resume=LATEST, name="run", runs_dir=tmp_path)
+    (tmp_path / "run").mkdir()
+    assert continuing.find(settings) == tmp_path / "run"
+    (tmp_path / "run" / name).touch()
+    with pytest.raises(UsageError, match="run has ended, and has no checkpoints"):
+        continuing.find(settings)
+    (tmp_path / "run" / "checkpoints" / "000001-step-4").mkdir(parents=True)
+    assert continuing.find(settings) == tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("made", "left", "received", "status"),
+    [
+        (30, 5.0, signal.SIGTERM, 1),
+        (30, 0.0, 0, 1),
+        (30, math.inf, signal.SIGTERM, 85),  # of another reason than the time: preempted
+        (31, 5.0, signal.SIGTERM, 85),
+    ],
+)
+def test_a_job_whose_time_is_too_short_for_the_evaluation_is_not_requeued_for_ever(
+    tmp_path, made, left, received, status
+):
+    """It has resumed after 30 steps, the last ones, and is stopped so long before its deadline."""
+    its = SimpleNamespace(
+        run=tmp_path,
+        status=85,
+        newest=tmp_path / "000001-step-30",
+        resumed=[{"step": 30}],
+        comm=SimpleNamespace(rank=0, allgather=lambda mine: [mine]),
+        trainer=SimpleNamespace(made=made, started=1.0),
+        pauses=SimpleNamespace(deadline=time.time() + left),
+        _resumed_at=30,
+    )
+    assert Continuing.ended(its, [int(received)]) == status
 
 
 def test_another_number_of_ranks_is_sent_positions_alone():
@@ -328,10 +444,27 @@ def test_metrics_that_do_not_fit_on_a_disk_are_a_checkpoint_that_cannot_be_writt
     assert list(map(str, warnings)) == ["cannot write the metrics: No space left on device"]
 
 
+def test_options_that_an_optimizer_does_not_tell_are_compared_unless_they_are_defaults():
+    """Such as a graph; whether vectors are in shared memory changes no result."""
+    method = METHODS["d-psgd"]
+    settings = Namespace(lr=0.1)
+    some, others = (
+        continuing.compared(SimpleNamespace(method=method, options=options, settings=settings))
+        for options in (
+            method.resolved({}),
+            method.resolved({"graph": "double-ring", "transport": "messages"}),
+        )
+    )
+    assert some["graph"] is None and "transport" not in others
+    assert {name for name in some if some[name] != others[name]} == {"graph"}
+    assert some["lr"] == 0.1
+
+
 def test_what_cannot_be_continued_is_refused_in_one_line(job):
     _, ended = job
     errors = [line for line in ended.stderr.splitlines() if line.startswith("wagma: error: ")]
     patterns = [
+        "cannot resume: runs/ranks has made all its steps, on 1 rank: give more of them",
         "cannot resume: .* was saved with batch_size = 32, and now it is 8",
         "cannot resume: .* was saved with sync_period = 10, and now it is 3",
         "argument --resume: elsewhere has no checkpoints",
@@ -340,6 +473,23 @@ def test_what_cannot_be_continued_is_refused_in_one_line(job):
     assert len(errors) == len(patterns)
     for error, pattern in zip(errors, patterns):
         assert re.match(f"wagma: error: {pattern}", error), error
+
+
+@pytest.mark.parametrize(
+    ("engine", "period", "refused"),
+    [("none", None, True), ("none", 4, False), ("adaptive", None, False)],
+)
+def test_ranks_that_would_serve_nobody_in_a_pause_are_refused(monkeypatch, engine, period, refused):
+    """Such as an asynchronous server without a progress thread, which others' calls wait for."""
+    monkeypatch.setattr(continuing, "common_period", lambda trainer: period)
+    trainer = SimpleNamespace(
+        settings=SimpleNamespace(algorithm=SimpleNamespace(label="parameter-server:mode=asp")),
+        optimizer=SimpleNamespace(collective=SimpleNamespace(engine=engine)),
+    )
+    comm = SimpleNamespace(allgather=lambda mine: ["adaptive", mine])
+    told = pytest.raises(UsageError, match="of parameter-server:mode=asp need progress threads")
+    with told if refused else contextlib.nullcontext():
+        continuing.check_engines(trainer, comm)
 
 
 def test_a_rank_that_waits_for_one_that_hangs_ends_the_job_to_be_continued(mpirun, tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -45,6 +46,14 @@ class Gripper(Counting):
         return super().step(5)
 
 
+class Unending(Counting):
+    """Never ends, nor is cut."""
+
+    def step(self, action):
+        self.frame += 1
+        return np.full(1, self.frame), 1.0, False, False, {}
+
+
 class Talking(Counting):
     """Takes and shows what is no vector."""
 
@@ -57,7 +66,7 @@ class Telling(Counting):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    for kind in (Counting, Gripper, Talking, Telling):
+    for kind in (Counting, Gripper, Unending, Talking, Telling):
         name = f"{kind.__name__}-v0"
         monkeypatch.setitem(
             gymnasium.registry, name, gymnasium.envs.registration.EnvSpec(name, entry_point=kind)
@@ -124,6 +133,16 @@ def test_an_end_is_worth_nothing_and_what_was_cut_goes_on_in_value():
     environments = control.Environments(settings("Counting", False), 2, seed=0)
     rollout = environments.play(Knowing())
     assert rollout.returns.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_episodes_without_a_limit_are_cut(monkeypatch):
+    monkeypatch.setattr(control, "LONGEST", 20)
+    environments = control.Environments(settings("Unending", False), 2, seed=0)
+    rollout = environments.play(Knowing())
+    assert rollout.observations.squeeze(-1).tolist() == 2 * list(range(20))
+    assert [player.parts[0].beyond for player in environments.players] == [200.0, 200.0]
+    policy = control.Policy(1, Unending.action_space)
+    assert control.metrics(policy, control.Trial("Unending-v0", range(2))) == {"return": 20}
 
 
 def test_vectors_of_actions_are_within_their_bounds():
@@ -198,6 +217,26 @@ def test_the_loss_is_clipped_where_the_policy_has_changed_too_much():
     assert control.loss(policy, Given()).item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["Counting", "Gripper"])
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_a_policy_that_is_not_finite_has_a_loss_that_is_not(name, lost):
+    task = control.task(settings(name, False))
+    policy, (batches, trials) = task.model(), task.data(0, 1, 4, 0)
+    with torch.no_grad():
+        for each in policy.actor.parameters():
+            each.fill_(lost)
+    assert not task.loss(policy, next(iter(batches))).isfinite()
+    assert contract.evaluate(task, policy, trials).means()["return"] > 0
+
+
+def test_a_policy_without_any_spread_has_a_loss_that_is_not_finite():
+    task = control.task(settings("Gripper", False))
+    policy = task.model()
+    with torch.no_grad():
+        policy.spread.fill_(-200)
+    assert not task.loss(policy, next(iter(task.data(0, 1, 4, 0)[0]))).isfinite()
+
+
 def test_environments_take_the_time_of_their_longest_episode(monkeypatch):
     slept = []
     monkeypatch.setattr(control.time, "sleep", slept.append)
@@ -266,6 +305,8 @@ def test_too_few_environments_for_minibatches_are_refused():
         contract.prepare(task, 0, 1, 3, 0)
 
 
+@pytest.mark.extra
+@pytest.mark.long
 def test_ppo_learns_to_balance_a_pole():
     task = control.task(control.Settings("CartPole-v1", by_steps=False))
     prepared = contract.prepare(task, 0, 4, 8, seed=0)

@@ -14,6 +14,7 @@ from together import bytes_of, compute_until, same_everywhere, wait_until
 
 import collectives
 from collectives import GroupAllreduce
+from collectives.memory import other_processes
 
 pytestmark = pytest.mark.mpi
 
@@ -154,6 +155,18 @@ LONG = {
 def test_long_vectors_that_are_copied_in_blocks_get_the_bits_of_the_host(
     comm, device, stream, case, monkeypatch
 ):
+    monkeypatch.setattr(collectives.device, "BLOCK", 2**17)
+    arrays = vectors_of(0, comm.size, [150_000, 30_000, 60_000], ["float32", "float16", "float64"])
+    check_bits(comm, LONG[case], arrays, device, stream)
+
+
+@pytest.mark.transports("shared")
+@pytest.mark.parametrize("case", LONG)
+def test_vectors_that_arrive_in_blocks_are_not_copied_by_the_kernel(
+    comm, device, stream, case, monkeypatch
+):
+    """Other ranks would read them before they are there."""
+    monkeypatch.setattr(other_processes, "shortest", 0)
     monkeypatch.setattr(collectives.device, "BLOCK", 2**17)
     arrays = vectors_of(0, comm.size, [150_000, 30_000, 60_000], ["float32", "float16", "float64"])
     check_bits(comm, LONG[case], arrays, device, stream)

@@ -61,6 +61,18 @@ def test_throughput_is_of_the_steps_that_were_over_in_time():
     assert summary["steps_of_rank"] == [4, 2]
 
 
+def test_what_is_counted_from_a_later_time_on_is_divided_by_the_time_since():
+    """As on another number of ranks, where what was made before is not counted."""
+    first, later = Tally(None, 3.0), Tally(None, 13.0)
+    later.begin_at(10.0, 5)
+    for elapsed in (1.0, 2.0, 3.5):
+        first.add(record(elapsed))
+        later.add(record(10 + elapsed))
+    one, other = (summarize([tally], lambda seconds, limit: 2) for tally in (first, later))
+    assert one == other
+    assert first.loss.points == later.loss.points
+
+
 def test_a_curve_over_time_is_thinned_to_means():
     curve = Curve(None, 30.0)
     steps = np.random.default_rng(0).uniform(0, 30, 2000)
@@ -309,6 +321,14 @@ OWN_PACE = ["train", "--algorithm", "wagma:pace=own"]
             [*OWN_PACE, "--total-steps", "9", "--evaluate-every", "3"],
             "not allowed with argument --total-steps, as ranks make different numbers of steps",
         ),
+        (
+            [*OWN_PACE, "--total-samples", "9", "--task", "control"],
+            "--total-samples: not allowed where batches have other numbers of samples than",
+        ),
+        (
+            [*OWN_PACE, "--total-samples", "9", "--task", "translation", "--batch-by", "tokens"],
+            "--total-samples: not allowed where batches have other numbers of samples than",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(capsys, words, message):
@@ -393,22 +413,43 @@ def test_methods_and_references_end_by_time_and_are_compared(mpirun, tmp_path):
         )
 
 
+def pausing_at(averaging):
+    """Return the arguments of `Pauses` for a rank alone, whose averages are these."""
+    settings = argparse.Namespace(checkpoint_every=None, time_limit=None, seconds=None)
+    optimizer = SimpleNamespace(collective=averaging, comm=MPI.COMM_SELF)
+    trainer = SimpleNamespace(
+        **{"settings": settings, "options": {}, "some_idle": False, "total": None, "rank": 0},
+        **{"made": 0, "longest": 0.0, "optimizer": optimizer},
+    )
+    return trainer, MPI.COMM_SELF, SimpleNamespace(received=0, began=0.0), settings
+
+
+def test_ranks_stop_after_the_same_step_however_long_it_takes(monkeypatch):
+    """Where they average after each step, all have said what is waited for, if not yet heard it."""
+    monkeypatch.setattr(pauses, "RARE", 0.0)
+    averaging = SimpleNamespace(sync_period=2, version=2)
+    pausing = pauses.Pauses(*pausing_at(averaging))
+    said = pauses.Said.STOP | pauses.Said.GOING
+    pausing._rounds = SimpleNamespace(heard=lambda: None, wait=lambda: said, begun=True)
+    averaging.version = 3
+    assert not pausing.due()  # between common averages it does not wait
+    averaging.version = 4
+    assert pausing.due()
+
+
 def test_a_job_of_long_steps_has_more_time_to_stop(monkeypatch):
     """Before Slurm's limit; the alarm comes at the same time, however long the steps are."""
     monkeypatch.setenv(pauses.END_TIME, "2000000000")
-    settings = argparse.Namespace(checkpoint_every=None, time_limit=None, seconds=None)
     averaging = SimpleNamespace(sync_period=1, version=0)
-    trainer = SimpleNamespace(
-        **{"settings": settings, "options": {}, "some_idle": False, "total": None, "rank": 0},
-        **{"made": 0, "longest": 0.0, "optimizer": SimpleNamespace(collective=averaging)},
-    )
-    signals = SimpleNamespace(received=0, began=0.0)
-    pausing = pauses.Pauses(trainer, MPI.COMM_SELF, signals, settings)
+    trainer, comm, signals, settings = pausing_at(averaging)
+    pausing = pauses.Pauses(trainer, comm, signals, settings)
     assert (2e9 - pausing.deadline, pausing.patience) == (90, 30)
     trainer.longest = 20.0
     assert (2e9 - pausing.deadline, pausing.patience) == (150, 90)
+    pausing.writing = 200.0  # of a checkpoint
+    assert (2e9 - pausing.deadline, pausing.patience) == (350, 90)
     averaging.sync_period = 10  # survivors hear of signals only then
-    pausing = pauses.PausesOfSurvivors(trainer, MPI.COMM_SELF, signals, settings)
+    pausing = pauses.PausesOfSurvivors(trainer, comm, signals, settings)
     assert (2e9 - pausing.deadline, pausing.patience) == (90 + 260, 30 + 260)
 
 

@@ -22,7 +22,10 @@ def play(*arguments):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("ranks", "first", "runs"), [(1, 0, 19), (2, 0, 20), (2, 20, 21)])
+@pytest.mark.parametrize(
+    ("ranks", "first", "runs"),
+    [(1, 0, 19), (2, 0, 20), pytest.param(2, 20, 21, marks=pytest.mark.extra)],
+)
 def test_trainings_survive_each_fault(ranks, first, runs):
     """With other algorithms and moments each time."""
     without_survivors = [kind for kind in KINDS if kind not in SURVIVED]

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 from methods import METHODS
 
-pytestmark = [
-    pytest.mark.launch,
-    pytest.mark.extra,
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.launch, pytest.mark.extra, pytest.mark.timeout(900)]
 
 STEPS, WARMING = 100_000, 5_000
 BOUND = 16 * STEPS  # bytes

@@ -46,7 +46,7 @@ def test_it_measures_what_it_says(mpirun, tmp_path):
     mpirun(
         *(None, BENCHMARKS / "gpu.py", "--all", "--results", tmp_path, *SMALL),
         *("--torch-device", "torch_device", "--most-ranks", "2", "--tests", "bits and bfloat16"),
-        timeout=120,
+        timeout=240,
         env=environment(
             *(stand_in.plain_library(),),
             CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
@@ -85,6 +85,10 @@ def test_it_measures_what_it_says(mpirun, tmp_path):
         check_calls(parts["calls-2"][path], path)
     assert set(parts["step-2"]["seconds"]) == {"local step", "gloo", "WAGMA"}
     assert parts["memory-2"]["2 ranks, staged: memory on the device ÷ vector"] == 0
+    assert parts["checkpoints-2"]["seconds"]["writing"] > 0
+    values = {each["figure"]: each["value"] for each in contents["figures"]}
+    differ = [value for name, value in values.items() if "numbers that differ" in name]
+    assert len(differ) == 14 and not any(differ)
     assert parts["staged-2, MPS"]["not measured"].startswith("MPS is there already")
     assert set(contents["seconds of parts"]) == set(parts)
     assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]

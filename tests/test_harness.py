@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from functools import partial
 from pathlib import Path
 
@@ -238,7 +239,13 @@ def test_mpirun_finds_and_ends_a_process_that_outlives_its_job(mpirun, tmp_path,
 
 
 @pytest.mark.launch
-def test_mpirun_removes_the_shared_memory_of_an_aborted_job(mpirun):
+def test_mpirun_removes_the_shared_memory_of_an_aborted_job(mpirun, monkeypatch):
+    def slowly(job):
+        time.sleep(0.1)  # as on a busy machine
+        return processes(job)
+
+    processes = Job.processes
+    monkeypatch.setattr(Job, "processes", slowly)
     code = """
         import time
         from mpi4py import MPI

@@ -7,6 +7,7 @@ import pytest
 import torch
 from mpi4py import MPI
 from torch import nn
+from torch.optim import lr_scheduler as rates
 from training import train
 
 from wagma import cli
@@ -168,3 +169,43 @@ def test_a_job_says_what_its_steps_were_made_by(tmp_path):
     own = configuration["local_optimizer"]
     assert own["class"] == "AdamW" and [each["lr"] for each in own["groups"]] == [0.5, 0.5]
     assert configuration["clip_norm"] == 5 and configuration["optimizer"] is None
+
+
+SCHEDULERS = {
+    "none": None,
+    "step": lambda sgd: rates.StepLR(sgd, 4),
+    "lambda": lambda sgd: rates.LambdaLR(sgd, lambda step: 1 / (1 + step)),
+    "warm-up": lambda sgd: rates.SequentialLR(
+        sgd, [rates.LinearLR(sgd, 0.1, total_iters=6), rates.CosineAnnealingLR(sgd, 14)], [6]
+    ),
+    "warm-up-lambda": lambda sgd: rates.SequentialLR(
+        sgd,
+        [rates.LinearLR(sgd, 0.1, total_iters=6), rates.LambdaLR(sgd, lambda step: 1 / (1 + step))],
+        [6],
+    ),
+    "chained": lambda sgd: rates.ChainedScheduler(
+        [rates.ConstantLR(sgd, 0.5, 5), rates.ExponentialLR(sgd, 0.9)]
+    ),
+    "one-cycle": lambda sgd: rates.OneCycleLR(sgd, 1.0, total_steps=25),
+    "cyclic": lambda sgd: rates.CyclicLR(sgd, 0.1, 1.0, step_size_up=4),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_rates_that_are_scaled_stay_so_whatever_the_scheduler_does(name):
+    """Half of what they would be, also after what composed schedulers take over from each other."""
+    make, given = SCHEDULERS[name], []
+    for factor in (1, 0.5):
+        sgd = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.5, momentum=0.9)
+        scheduler = make and make(sgd)
+        seen = []
+        for step in range(20):
+            if step == 3:
+                local.scale_rates(sgd, scheduler, factor)
+            sgd.step()
+            if scheduler is not None:
+                scheduler.step()
+            seen.append(sgd.param_groups[0]["lr"])
+        given.append(seen[3:])
+    whole, half = given
+    assert half == pytest.approx([rate / 2 for rate in whole])

@@ -25,7 +25,7 @@ from collectives.topology import group_of
 from wagma import optim
 from wagma.methods import DEFAULT, METHODS, REFERENCES, named
 from wagma.methods.method import load
-from wagma.optim.averaging import Averaging
+from wagma.optim.averaging import Averaging, join_blocks
 from wagma.optim.interfaces import AveragingOptimizer, Collective
 from wagma.simulation import FREE, Settings, simulate
 from wagma.simulation.methods import simulated_options
@@ -208,13 +208,33 @@ def test_local_steps_are_checked(given, error, message):
         optim.ParameterServer(momentum_sgd(model.parameters()), model, comm=ALONE, **given)
 
 
+def test_a_speed_is_that_of_steps_without_what_is_between_them():
+    model, now = make_model(), [0.0]
+    given = {"mode": "async-local", "local_steps": 2, "dynamic_steps": True}
+    sgd = momentum_sgd(model.parameters())
+    with optim.ParameterServer(sgd, model, comm=ALONE, **given) as optimizer:
+        optimizer._clock, optimizer._began = (lambda: now[0]), 0.0
+        for step in range(6):
+            backward(model, 0, step)
+            now[0] += 0.25
+            optimizer.step()
+            if step % 2:
+                assert optimizer.collective.speed == 4
+            with optimizer.averaged():
+                now[0] += 100
+            with join_blocks.enter():
+                with optimizer.join():
+                    pass
+                now[0] += 100  # the others make more steps
+
+
 # What users see
 
 
 OURS = {
     *("averaged", "close", "closed", "collective", "comm", "complete", "defaults", "flat", "join"),
     *("model_state_dict", "optimizer", "param_groups", "result", "results", "settings", "state"),
-    *("record", "synchronize", "timeline"),
+    *("record", "statistics", "synchronize", "timeline"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from pickle import PicklingError
 
 import numpy as np
 import pytest
@@ -20,11 +21,11 @@ from methods import (
     make_model,
     momentum_sgd,
 )
-from together import same_everywhere
+from together import interrupted, same_everywhere
 from torch import nn
 
 from collectives import RankFailedError
-from wagma.optim import Allreduce, LocalSGD
+from wagma.optim import Allreduce, EagerSGD, LocalSGD
 
 # What each method averages with both transports is tested with its collective.
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
@@ -105,8 +106,42 @@ def test_after_joining_all_have_the_same_model_and_go_on(comm, method):
                 assert optimizer.collective.version == 9 * (epoch + 1)
             assert same_everywhere(comm, bits(model.parameters()))
             assert all(value.isfinite().all() for value in model.state_dict().values())
+            assert optimizer.state_dict()["averaging"]["equal"]
         optimizer.synchronize()
         assert same_everywhere(comm, bits(tensor.value for tensor in optimizer.flat.averaged))
+        assert optimizer.state_dict()["averaging"]["equal"]
+
+
+def test_models_are_said_to_be_equal_until_the_next_step(comm):
+    model = make_model(comm.rank)
+    with LocalSGD(momentum_sgd(model.parameters()), model, comm=comm) as optimizer:
+        optimizer.synchronize()
+        saved = optimizer.state_dict()
+        assert saved["averaging"]["equal"]
+        train(comm, model, optimizer, range(1))
+        assert not optimizer.state_dict()["averaging"]["equal"]
+        optimizer.synchronize()
+        optimizer.load_state_dict(saved)
+        assert not optimizer.state_dict()["averaging"]["equal"]
+
+
+@pytest.mark.ranks(3, 4)
+@each_method
+def test_state_that_is_not_finite_does_not_last(comm, method):
+    """A rank with one bad gradient is left out, and then takes part again with finite momentum."""
+    model = make_model(comm.rank)
+    excluded = []
+    with method.wrap(model, comm) as optimizer:
+        with optimizer.join():
+            for step in range(30):
+                backward(model, comm.rank, step)
+                if (comm.rank, step) == (1, 2):
+                    next(model.parameters()).grad.fill_(torch.nan)
+                optimizer.step()
+                excluded.append(optimizer.collective.statistics().nonfinite)
+        assert optimizer.collective.statistics().nonfinite == excluded[20]
+        for entry in optimizer.state.values():
+            assert entry["momentum_buffer"].isfinite().all()
 
 
 @each_method
@@ -317,6 +352,61 @@ def test_allreduce_after_joining_is_as_if_those_who_went_on_had_been_alone(comm)
         plain.step()
     for one, other in zip(model.parameters(), expected.parameters()):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("during", ["the average", "the step after it"])
+def test_a_rank_that_lacks_a_step_of_allreduce_is_named_in_the_next_one(comm, during):
+    model = make_model(comm.rank)
+    with Allreduce(momentum_sgd(model.parameters()), model, comm=comm) as optimizer:
+        train(comm, model, optimizer, range(2))
+        if comm.rank == 0:
+            backward(model, comm.rank, 2)
+            if during == "the average":
+                with interrupted():
+                    optimizer.step()
+        comm.Barrier()
+        if comm.rank == 0 and during != "the average":
+            hook = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step()
+            hook.remove()
+        elif comm.rank:
+            train(comm, model, optimizer, [2])
+        optimizer.synchronize()  # which makes parameters equal, and momentum not
+        assert optimizer.state_dict()["averaging"]["equal"] == (comm.rank != 0)
+        comm.Barrier()
+        named = r"an exception ended a step of rank 0 after its average had begun"
+        kind = RankFailedError if comm.rank else RuntimeError
+        with pytest.raises(kind, match=named):
+            train(comm, model, optimizer, [3])
+
+
+def test_a_rank_of_allreduce_that_lacks_a_step_goes_on_from_a_loaded_state(comm):
+    model = make_model(comm.rank)
+    with Allreduce(momentum_sgd(model.parameters()), model, comm=comm) as optimizer:
+        train(comm, model, optimizer, range(2))
+        saved = checkpoint(model, optimizer)
+        hook = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(comm, model, optimizer, [2])
+        hook.remove()
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        train(comm, model, optimizer, range(2, 4))
+        assert same_everywhere(comm, bits(model.parameters()) + local_bits(optimizer))
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("kind", [Allreduce, EagerSGD])
+def test_local_state_that_cannot_be_pickled_is_an_error_on_all_ranks_that_join(comm, kind):
+    model = make_model(comm.rank)
+    groups = [{"params": model.parameters(), "rule": lambda: 0}]
+    with kind(torch.optim.SGD(groups, lr=0.1), model, comm=comm) as optimizer:
+        with pytest.raises((AttributeError, TypeError, PicklingError)) as raised, optimizer.join():
+            train(comm, model, optimizer, range(comm.rank))
+        assert str(raised.value).startswith("rank 2: Can't pickle local object")
+        assert same_everywhere(comm, str(raised.value))
 
 
 # LocalSGD

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 
 import collectives
 from collectives.topology import default_group_size
-from wagma.optim import WAGMA
+from wagma.optim import WAGMA, Allreduce
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
@@ -102,6 +102,38 @@ def test_it_is_an_optimizer_that_shares_the_wrapped_ones_groups_and_state():
         optimizer.load_state_dict(saved)
         assert optimizer.param_groups is inner.param_groups
         assert {entry["step"].item() for entry in inner.state.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *OPTIMIZERS.values(),
+        lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.5),
+        torch.optim.NAdam,
+        torch.optim.Rprop,
+        lambda p: torch.optim.LBFGS(p, max_iter=2),
+    ],
+    ids=[*OPTIMIZERS, "adagrad", "nadam", "rprop", "lbfgs"],
+)
+def test_state_that_an_update_has_spoilt_is_made_anew(make):
+    plain, model = make_model(), make_model()
+    alone = make(plain.parameters())
+    with wrap(model, make, late="conserving") as optimizer:
+
+        def closure(network, step, spoil):
+            loss = backward(network, step)
+            for parameter in network.parameters():
+                parameter.grad.mul_(torch.nan if spoil else 1)
+            return loss * (torch.nan if spoil else 1)
+
+        optimizer.step(lambda: closure(model, 0, spoil=False))
+        plain.load_state_dict(model.state_dict())
+        optimizer.step(lambda: closure(model, 1, spoil=True))
+        assert_equal_states(model.parameters(), plain.parameters())
+        for step in (2, 3):
+            optimizer.step(lambda step=step: closure(model, step, spoil=False))
+            alone.step(lambda step=step: closure(plain, step, spoil=False))
+    assert_equal_states(model.parameters(), plain.parameters())
 
 
 def test_its_attributes_are_set_on_the_wrapped_one():
@@ -351,6 +383,22 @@ def test_a_step_that_grad_scaler_skips_is_a_version_that_changes_nothing(clip):
         assert optimizer.collective.version == 5
         assert not calls and not optimizer.state
         assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
+
+
+def test_allreduce_goes_on_after_an_overflow_in_parameters_that_no_group_has():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    head = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    with Allreduce(head, model, comm=MPI.COMM_SELF) as optimizer:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+        for step in range(3):
+            before = model[1].weight.detach().clone()
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).square().mean()
+            scaler.scale(loss * (torch.inf if step == 0 else 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert optimizer.result.weight == (step > 0)
+            assert torch.equal(model[1].weight, before) == (step == 0)
 
 
 def test_grad_scaler_still_refuses_what_it_refuses():
@@ -609,6 +657,42 @@ def test_a_body_of_averaged_that_raises_or_spoils_the_model_leaves_it_as_it_was(
         optimizer.step()
 
 
+class Seen(nn.Module):
+    """Counts its batches in a buffer that it replaces, and has a mask of the last one's length."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mask", torch.full((1,), -torch.inf), persistent=False)
+
+    def forward(self, batch):
+        self.seen = self.seen + 1
+        self.mask = torch.full((len(batch),), -torch.inf)
+        return self.linear(batch)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_buffers_that_the_module_replaces_in_averaged_are_what_they_were(mode):
+    model = Seen()
+    with wrap(model) as optimizer:
+        for batches in range(1, 4):
+            backward(model)
+            optimizer.step()
+            seen, mask = model.seen, model.mask
+            with optimizer.averaged(), mode():
+                model(torch.randn(5, 4))
+                model.seen += 1
+                assert model.seen == batches + 2 and len(model.mask) == 5
+            assert model.seen is seen and model.mask is mask
+            assert model.seen == batches and len(model.mask) == 16
+        with mode():
+            model(torch.randn(5, 4))
+            with optimizer.averaged():
+                model(torch.randn(7, 4))
+        assert model.seen == 4 and len(model.mask) == 5
+
+
 def test_training_inside_averaged_is_refused():
     model = make_model()
     with wrap(model) as optimizer:
@@ -632,6 +716,15 @@ def test_a_closed_one_refuses_and_leaves_the_model_usable():
         with pytest.raises(collectives.ClosedError):
             call()
     assert torch.equal(model[0].weight, before[0])
+
+
+def test_nothing_of_a_closed_one_stays_in_the_wrapped_optimizer():
+    model = make_model()
+    inner = OPTIMIZERS["sgd"](model.parameters())
+    for _ in range(3):
+        with WAGMA(inner, model, comm=MPI.COMM_SELF):
+            assert len(inner._optimizer_step_pre_hooks) == 1
+    assert not inner._optimizer_step_pre_hooks
 
 
 def test_leaving_by_an_exception_closes():

@@ -421,6 +421,10 @@ def test_after_an_interrupted_step_training_goes_on_as_on_the_cpu(comm, device, 
                     optimizer.complete()
                 ends.append(bits_of(model))
             comm.Barrier()
+            if name == "allreduce":  # whose ranks would no longer be equal
+                with pytest.raises(RuntimeError, match="an exception ended a step of rank 0"):
+                    train(comm, model, optimizer, range(2 + (comm.rank == 0), 5))
+                continue
             train(comm, model, optimizer, range(2 + (comm.rank == 0), 5))
             optimizer.synchronize()
             assert same_everywhere(comm, bits(tensor.value for tensor in optimizer.flat.averaged))

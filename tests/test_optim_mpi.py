@@ -259,6 +259,44 @@ def test_a_step_that_one_ranks_grad_scaler_skips_is_a_version_there_too(comm, na
     np.testing.assert_allclose(floats(model), floats(expected), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"late": "paper"},
+        {"late": "conserving"},
+        {"wait": "group"},
+        {"overlap": True},
+        {"pace": "own"},
+        {"pace": "own", "overlap": True},
+    ],
+    ids=["paper", "conserving", "group", "overlap", "own", "own-overlap"],
+)
+def test_a_rank_takes_part_again_right_after_an_update_that_is_not_finite(
+    comm, caplog, make, settings
+):
+    model = make_model(comm.rank)
+    inner = make(model.parameters())
+    settings = {"group_size": comm.size, "sync_period": 50, **settings}
+    with WAGMA(inner, model, comm=comm, **settings) as optimizer:
+        for step in range(12):
+            backward(model, comm.rank, step)
+            if comm.rank == 1 and step in (2, 7):
+                for parameter in model.parameters():
+                    parameter.grad.fill_(torch.nan)
+            optimizer.step()
+        optimizer.complete()
+        spoilt = comm.rank == 1
+        assert optimizer.collective.statistics().nonfinite == 2 * spoilt
+        assert np.isfinite(floats(model)).all()
+    values = [value for entry in inner.state.values() for value in entry.values()]
+    assert len(values) >= 6 and all(value.isfinite().all() for value in values)
+    said = [text for text in caplog.messages if "begins anew" in text]
+    assert len(said) == spoilt
+    assert not spoilt or said[0].startswith("rank 1, step 2: an update was not finite")
+
+
 @pytest.mark.parametrize("wait", ["nobody", "group"])
 def test_parameters_that_have_no_gradient_on_some_ranks_are_averaged(comm, wait):
     model = nn.ModuleList([nn.Linear(3, 1) for _ in range(comm.size + 1)])

@@ -184,8 +184,12 @@ def test_groups_need_no_more_memory_than_a_call_says(comm, kind):
 
 def holders():
     """Count the objects that hold vectors, or would keep them: all of `collectives.memory`."""
-    kinds = [type(each) for each in gc.get_objects()]
-    return Counter(kind for kind in kinds if str(kind.__module__).startswith("collectives.memory"))
+    counts = Counter(map(type, gc.get_objects()))
+    return {
+        kind: count
+        for kind, count in counts.items()
+        if str(kind.__module__).startswith("collectives.memory")
+    }
 
 
 @pytest.mark.ranks(3)

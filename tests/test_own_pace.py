@@ -215,7 +215,7 @@ def test_the_total_is_that_of_the_last_call_while_others_make_more(comm):
             average(mine)
         comm.Ibarrier().Wait()
         if comm.rank == 0:
-            assert average.executed >= 12
+            wait_until(lambda: average.executed >= 12)
             assert average.total_calls == 0
             _, total = average.last_average(kept)
             assert average.total_calls == total > 0
@@ -426,11 +426,11 @@ def test_vectors_that_are_averaged_on_their_device_are_kept_and_saved_there(comm
 class Counting:
     """A model of one weight, from which each step of a rank takes 1."""
 
-    def __init__(self, **settings):
+    def __init__(self, pace="own", **settings):
         self.model = torch.nn.Linear(3, 1, bias=False)
         torch.nn.init.zeros_(self.model.weight)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        self.optimizer = WAGMA(self.sgd, self.model, pace="own", sync_period=3, **settings)
+        self.optimizer = WAGMA(self.sgd, self.model, pace=pace, sync_period=3, **settings)
 
     def step(self, **given):
         self.optimizer.zero_grad()
@@ -483,6 +483,40 @@ def test_the_work_of_steps_is_counted_in_samples_say(comm):
         if comm.rank == 0:
             with pytest.raises(ValueError, match="work is -1"):
                 counting.step(work=-1)
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize(
+    ("pace", "given", "message"),
+    [
+        ("own", {"weight": 2}, "weight is 2.0 with pace 'own', not 1"),
+        ("own", {"work": -1}, "work is -1, not between 0"),
+        ("own", {"work": float("nan")}, "work is nan, not between 0"),
+        ("common", {"work": 3}, "work is 3 with pace 'common', which counts calls only"),
+    ],
+)
+def test_what_a_step_of_this_pace_does_not_take_is_refused_before_it(comm, pace, given, message):
+    counting = Counting(pace=pace)
+    with counting.optimizer as optimizer:
+        counting.step()
+        optimizer.synchronize()
+        before = counting.weight
+        with pytest.raises(ValueError, match=message):
+            counting.step(**given)
+        np.testing.assert_array_equal(counting.weight, before)
+        counting.step()
+        optimizer.synchronize()
+        np.testing.assert_allclose(counting.weight, before - 1, rtol=1e-6)
+
+
+@pytest.mark.ranks(1, 4)
+def test_a_checkpoint_of_another_pace_is_refused_and_training_goes_on(comm):
+    counting = Counting(pace="common")
+    with counting.optimizer as optimizer:
+        with pytest.raises(ValueError, match=r"checkpoint\(\) needs pace 'own'"):
+            optimizer.checkpoint()
+        counting.step()
+        assert optimizer.total_steps == comm.size
 
 
 @pytest.mark.ranks(1, 3, 4)

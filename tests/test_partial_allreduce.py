@@ -12,6 +12,7 @@ from together import (
     before_transports,
     compute_until,
     interrupted,
+    wait_until,
 )
 
 from collectives import ClosedError, PartialAllreduce, RankFailedError
@@ -191,6 +192,23 @@ def test_the_sums_of_fp16_and_bf16_are_kept_in_single_precision(comm, dtype):
             got += vector.astype(np.float32)
     # A sum of ones in bfloat16 would end at 256; what rounds is the last increment.
     np.testing.assert_allclose(got, 600, rtol=2**-8)
+
+
+@pytest.mark.ranks(3, 4)
+def test_what_exceeds_fp16_is_in_the_next_results(comm):
+    """Rank 0's contributions are all in the others' first average."""
+    put_in = np.float16(60_000)
+    got = np.zeros(3)
+    vector = np.zeros(3, np.float16)
+    with PartialAllreduce(comm, vector, sync_period=NEVER) as average:
+        if comm.rank:
+            wait_until(lambda: average.executed == 8)
+        for call in range(8):
+            vector[:] = put_in if comm.rank == 0 else 0
+            average(vector)
+            assert np.isfinite(vector).all(), call
+            got += vector
+    np.testing.assert_allclose(got, 8 * float(put_in) / comm.size, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from peer_network import (
     CALL,
+    INTERRUPTED,
     JOIN,
     LEAVE,
     MEET,
@@ -25,6 +26,7 @@ from peer_network import (
     pairs,
     pairwise_average,
     parameter_server,
+    peers,
     push_sum,
     require,
     run,
@@ -53,13 +55,13 @@ def start(size):
     return np.array([np.random.default_rng(rank).standard_normal(LENGTH) for rank in range(size)])
 
 
-def world_of(make, programs, check=None, change=change, rank_type=Rank):
+def world_of(make, programs, check=None, change=change, rank_type=Rank, world_type=World):
     """Return a world of the protocols that `make` returns for (port, rank, size)."""
     size = len(programs)
     ranks = [rank_type(number, model) for number, model in enumerate(start(size))]
     for number, rank in enumerate(ranks):
         rank.attach(make(rank.driven, number, size))
-    return World(ranks, programs, change, check)
+    return world_type(ranks, programs, change, check)
 
 
 def run_to_the_end(world, seed):
@@ -510,6 +512,23 @@ def test_a_backup_that_stops_holds_up_nobody_and_more_do():
         NEAR(ended.ranks[0].got, expected)
 
 
+def test_a_round_waits_for_the_others_of_a_rank_that_leaves_with_its_change_in_it():
+    """An exception has ended the call of rank 1, or of the server, rank 0."""
+    for leaves in (1, 0):
+        server, *_ = world_of(served("bsp"), [(CALL,)] * 3).ranks
+        message = server.message(parameter_server.PUSH, 0, 0, 0, change(1, 0))
+        server.kept = {1: (message,), 2: (message,)}
+        server.protocol.arrived(1, parameter_server.PUSH, 0, 0)
+        server.driven.call()
+        if leaves:
+            server.protocol.arrived(1, peers.LEAVE, 1, 0)
+        else:
+            server.protocol.leave(failed=False)
+        assert server.protocol.version == 0
+        server.protocol.arrived(2, parameter_server.PUSH, 0, 0)
+        assert (server.protocol.version, server.protocol.dropped) == (1, 0)
+
+
 def test_a_server_that_is_late_to_go_on_does_not_wait_for_who_is_away_again():
     programs = [(MEET, CALL, CALL, CALL, MEET, LEAVE)] * 3
     world = world_of(served("backup", 0, 1), programs)
@@ -645,12 +664,98 @@ def test_momentum_is_applied_in_every_order(programs):
     assert explore(world_of(served("async-local"), programs, follows_nesterov)) > 10
 
 
+@pytest.mark.parametrize("joins", (0, 1))
+def test_what_is_handed_in_counts_whole_and_has_no_momentum(joins):
+    """Momentum starts again with it; only the other rank makes calls."""
+    caller = 1 - joins
+
+    def after_call(world):
+        world = world.after((caller,))
+        return world.after((1, 0)).after((0, 1)) if caller else world
+
+    world = world_of(served("async-local"), [(CALL,) * 9] * 2)
+    for _ in range(2):
+        world = after_call(world)
+    rank = world.ranks[joins]
+    rank.change(change(joins, 9))
+    expected = world.ranks[0].model + change(joins, 9) / 2
+    rank.driven.hand_in()
+    world._collect(rank)
+    if joins:
+        world = world.after((1, 0)).after((0, 1))
+    NEAR(world.ranks[0].model, expected)
+    for _ in range(2):
+        world = after_call(world)
+    made = (change(caller, 2) + change(caller, 3)) / 2
+    NEAR(world.ranks[0].model, expected + RATE * (1 + MOMENTUM) * made)
+
+
 @each_mode
 def test_no_order_lets_a_rank_that_leaves_or_pauses_hold_up_others(mode, backups):
     programs = [(CALL, MEET, CALL, LEAVE), (CALL, MEET, LEAVE)]
     assert Parts(world_of(served(mode, 0, backups), programs)).explore() > 20
     programs = [(LEAVE,), (CALL, CALL, LEAVE), (CALL, LEAVE)]
     assert Parts(world_of(served(mode, 0, backups), programs)).explore() > 20
+
+
+# Leaving, after an exception has ended a call
+
+BY_ONE = (INTERRUPTED, LEAVE)
+ENDED_CALLS = (
+    [BY_ONE, (CALL, LEAVE), (CALL, LEAVE)],
+    [BY_ONE, BY_ONE, (CALL, LEAVE)],
+    [BY_ONE] * 3,
+    [(CALL, INTERRUPTED, LEAVE), (CALL, CALL, LEAVE)],
+    [(CALL, INTERRUPTED, LEAVE)] * 2,
+)
+
+
+def of_each_kind(size):
+    """Yield what makes the protocols of each kind in which calls wait."""
+    for clock in ("neighbors", "global"):
+        yield neighbors(graphs.ring(size), size, clock)[0]
+    yield pushing(size, 1)[0]
+    yield from map(served, ("bsp", "asp", "hete", "ringmaster", "async-local"))
+
+
+@pytest.mark.parametrize("programs", ENDED_CALLS)
+def test_a_rank_leaves_once_it_owes_nobody_anything(programs):
+    """So nobody waits for what it would have sent in the call, and that comes to an end."""
+    for make in of_each_kind(len(programs)):
+        for order in {tuple(programs), tuple(programs[::-1])}:
+            assert Parts(world_of(make, order)).explore() > 10
+
+
+class GivenUp(World):
+    """Ranks that are told that they wait in vain."""
+
+    def require_end(self):
+        departing = any(rank.protocol.departing for rank in self.ranks)
+        require(self.has_ended() and not self.channels and not departing, "everybody is told")
+
+
+@pytest.mark.parametrize(
+    "programs",
+    (
+        [BY_ONE, (CALL, LEAVE), (LEAVE,)],
+        [BY_ONE, BY_ONE, (LEAVE,)],
+        [BY_ONE, (LEAVE,), (LEAVE,)],
+        [(CALL, INTERRUPTED, LEAVE), (CALL, LEAVE)],
+        [(CALL, INTERRUPTED, LEAVE), (LEAVE,)],
+    ),
+)
+def test_a_rank_that_owes_what_it_cannot_send_leaves_all_the_same(programs):
+    for make in of_each_kind(len(programs)):
+        for order in (programs, programs[::-1]):
+            assert Parts(world_of(make, order, world_type=GivenUp)).explore() > 5
+
+
+@pytest.mark.parametrize("server", (0, 1))
+def test_a_round_has_the_changes_of_all_where_one_leaves_in_it(server):
+    for programs in ENDED_CALLS[:2]:
+        for order in (programs, programs[::-1]):
+            check = is_synchronous(synchronous(3, server, 1))
+            assert explore(world_of(served("bsp", server), order, check)) > 10
 
 
 # Joining, after different numbers of calls
@@ -890,6 +995,19 @@ class WaitsForAll(parameter_server.ParameterServerProtocol):
 
     def is_out(self, i):
         return self.left[i] != 0
+
+
+class LeavesAtOnce(neighbor_average.NeighborAverageProtocol):
+    """Who leaves in a call does not wait for what it owes the others."""
+
+    def owes(self):
+        return False
+
+
+def test_a_rank_that_leaves_too_early_is_caught():
+    make, _ = neighbors(graphs.ring(3), 3, "global", protocol=LeavesAtOnce)
+    with pytest.raises(Violation, match="everybody comes to an end"):
+        Parts(world_of(make, ENDED_CALLS[0])).explore()
 
 
 def run_seeds(world_of_seed):

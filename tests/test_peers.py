@@ -11,6 +11,7 @@ import networkx
 import numpy as np
 import pytest
 from together import (
+    Interrupted,
     assert_equal_everywhere,
     compute_until,
     interrupted,
@@ -509,6 +510,30 @@ def test_a_call_that_a_signal_interrupts_goes_on_without_its_vector(comm, kind, 
         assert np.isfinite(mine).all()
 
 
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("dtypes", [["float64"], ["float16"], ["float32", "float16", "float16"]])
+@pytest.mark.parametrize("kind", [NeighborAverage, PushSum, ParameterServer])
+def test_an_exception_right_after_the_engine_has_returned_changes_no_model(comm, kind, dtypes):
+    mine = [np.zeros(5, dtype) for dtype in dtypes]
+
+    with kind(comm, mine) as collective:
+
+        def call_and_raise(arrays):
+            collective.native.call_peers(arrays)
+            raise Interrupted  # as a signal's handler then may
+
+        for call in range(20):
+            for array in mine:
+                array += 12 * (comm.rank == 1 and call < 2)
+            if comm.rank == 0 and call == 1:
+                with collective._guard, pytest.raises(Interrupted):
+                    collective._carry_out(call_and_raise, mine)
+            else:
+                collective(mine)
+    for array in mine:
+        np.testing.assert_allclose(array, 8, rtol=2e-3)
+
+
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("engine", ["adaptive", "none"])
 @each
@@ -612,6 +637,36 @@ def test_a_rank_that_closes_fails_nobody(comm, kind):
                 collective(mine)
 
 
+ACKNOWLEDGED = {"graph": "ring", "mode": "notify-ack"}
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    ("kind", "given", "calls"),
+    [(NeighborAverage, {"clock": "global"}, 1), (QueuedNeighborAverage, ACKNOWLEDGED, 2)],
+)
+def test_who_closes_after_an_interrupted_call_sends_what_others_need_of_it(
+    comm, kind, given, calls
+):
+    """Rank 2 calls when rank 0 closes, which waits for it in its last call."""
+    mine = np.zeros(3)
+    collective = kind(comm, mine, **given)
+    if comm.rank == 0:
+        for _ in range(calls - 1):
+            collective(mine)
+        with interrupted():
+            collective(mine)
+        collective.native.begin_close()
+        comm.send("closes", dest=2)
+    else:
+        if comm.rank == 2:
+            wait_until(lambda: comm.iprobe(source=0))
+            comm.recv(source=0)
+        for _ in range(calls):
+            collective(mine)
+    collective.close()
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("operation", ["average", "synchronize", "join"])
 @each
@@ -644,6 +699,52 @@ def test_halves_lose_no_small_change(comm, kind):
             collective(mine)
         collective.synchronize(mine)
     np.testing.assert_allclose(mine.astype(float), 1 + 64 / 3 * ulp, atol=ulp)
+
+
+class Polled(PairwiseAverage):
+    """Without progress threads, and yet with vectors in blocks, one of which a poll executes."""
+
+    def _make_mailbox(self, native, messages, like, whole, ranks, sharing):
+        return super()._make_mailbox(native, messages, like, False, ranks, sharing)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.transports("messages")
+def test_the_rounding_of_halves_is_no_change_where_a_pair_is_averaged_meanwhile(comm):
+    """Rank 0 notes what it got was rounded to, when an average has begun to save what it got."""
+    pair = comm.Split(comm.rank < 2, comm.rank)
+    if comm.rank < 2:
+        round_in_an_average(pair)
+    pair.Free()
+
+
+def round_in_an_average(comm):
+    ulp = float(np.spacing(np.float16(1)))
+    mine, model = np.full(LONG, 1 + comm.rank * ulp, np.float16), np.empty(LONG, np.float32)
+    with Polled(comm, mine, engine="none") as collective:
+        native = collective.native
+        for _ in range(3):
+            comm.Barrier()  # from here to the next one rank 1 does not answer
+            if comm.rank == 0:
+                collective._carry_out(native.call_peers, mine)
+            comm.Barrier()
+            if comm.rank == 0:
+                rounded = collective._wider([mine])
+                assert native.mailbox.deciding.same
+                while native.mailbox.deciding.same:
+                    native.is_closing(1)  # polls once
+                native.go_on_from(rounded)
+                native.pause(True)
+                native.pause(False)
+            over = comm.Ibarrier()
+            while not over.Test():
+                native.is_closing(1 - comm.rank)
+        collective._prepare(mine)
+        native.read_model([model])
+        native.pause(False)
+    total = np.empty_like(model)
+    comm.Allreduce(model, total)
+    np.testing.assert_allclose(total, 2 + ulp, rtol=0, atol=0.05 * ulp)
 
 
 @pytest.mark.ranks(4)
@@ -761,7 +862,7 @@ def test_a_call_that_waits_for_long_says_for_whom(comm, caplog):
 
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
-@pytest.mark.parametrize("mode", ["bsp", "asp", "hete", "backup"])
+@pytest.mark.parametrize("mode", ["bsp", "asp", "hete", "backup", "async-local"])
 def test_what_has_changed_since_the_last_call_goes_to_the_server_when_all_synchronize(
     comm, mode, dtype
 ):

@@ -32,6 +32,7 @@ from protocol_scenarios import (
     Load,
     Scenario,
     random_drawn_scenario,
+    random_nonfinite_scenario,
     random_own_pace_scenario,
     random_partial_scenario,
     random_weighted_scenario,
@@ -101,6 +102,11 @@ def test_random_runs_at_the_own_pace_of_up_to_16_ranks_keep_every_invariant(bloc
 def test_random_runs_with_arrays_that_versions_leave_out_keep_every_invariant():
     met = set().union(*(run_seed(seed, random_partial_scenario).met for seed in range(150)))
     assert met >= {"timely", "late", "passive", "synchronization", "joined", "load"}
+
+
+def test_random_runs_with_interrupted_calls_that_contribute_nothing_keep_every_invariant():
+    met = set().union(*(run_seed(seed, random_nonfinite_scenario).met for seed in range(150)))
+    assert met >= {"timely", "interrupted", "not finite"}
 
 
 def test_at_the_own_pace_engines_are_a_period_apart_and_two_while_ranks_load():

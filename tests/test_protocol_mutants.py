@@ -29,6 +29,7 @@ from protocol_scenarios import (
     Load,
     Scenario,
     random_drawn_scenario,
+    random_nonfinite_scenario,
     random_own_pace_scenario,
     random_partial_scenario,
     random_scenario,
@@ -519,6 +520,14 @@ class LosesTheBaseOfWhatIsLeftOut(Rank):
         self.vectors.reduce = forgetful
 
 
+class TakesAMeanForItsSnapshot(snapshots.SnapshotProtocol):
+    """The mean of a version to which an interrupted call has given nothing is the snapshot."""
+
+    def interrupt(self, begun):
+        super().interrupt(begun)
+        self.drops = False
+
+
 class AveragesOnlyTheGroup(Rank):
     """A version over all ranks averages over a group, as any other."""
 
@@ -702,6 +711,7 @@ MUTANTS = [
     ),
     Mutant(AveragesWhatIsLeftOut, {Invariant.LEFT_OUT}, 100, random_partial_scenario),
     Mutant(LosesTheBaseOfWhatIsLeftOut, {Invariant.LEFT_OUT}, 100, random_partial_scenario),
+    Mutant(TakesAMeanForItsSnapshot, {Invariant.LEFT_OUT}, 100, random_nonfinite_scenario),
     Mutant(HeldBackWhileLoading, {Invariant.ENDS}, 100, loading_at_the_own_pace),
 ]
 

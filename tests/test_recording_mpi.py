@@ -13,6 +13,7 @@ from training import metrics
 
 from collectives import RankFailedError
 from wagma import optim, report
+from wagma.evaluation import copy_of, mean_over_ranks
 from wagma.following import Run
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.transports()]
@@ -119,6 +120,18 @@ def test_an_average_that_is_completed_between_steps_is_that_of_its_step(comm, di
     assert [(each["step"], each["version"]) for each in records] == [(t, t) for t in range(STEPS)]
 
 
+def test_an_average_that_is_shown_between_steps_is_recorded_once(comm, directory):
+    model, optimizer = make(comm, "wagma-overlap")
+    with optimizer, optimizer.record(directory / "a") as run:
+        for step, inputs in enumerate(run.batches([torch.randn(BATCH, 8)] * STEPS)):
+            train(model, optimizer, [inputs], run)
+            for _ in range(step % 3):
+                with optimizer.averaged():
+                    pass
+    records = metrics(directory / "a", comm.rank)
+    assert [(each["step"], each["version"]) for each in records] == [(t, t) for t in range(STEPS)]
+
+
 def test_notes_are_numbers(comm, directory):
     model, optimizer = make(comm)
     with optimizer, optimizer.record(directory / "a") as run:
@@ -171,3 +184,35 @@ def test_a_closure_s_loss_is_recorded(comm, directory):
     with optimizer, optimizer.record(directory / "a"):
         losses = [optimizer.step(closure).item() for _ in range(3)]
     assert [each["loss"] for each in metrics(directory / "a", comm.rank)] == losses
+
+
+class WithState(torch.nn.Linear):
+    """A layer with a state besides its tensors."""
+
+    def get_extra_state(self):
+        return {"calls": [1, 2]}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_state_that_is_no_tensor_is_left_as_it_is(comm, directory):
+    """In records, and in the averages of copies that are evaluated."""
+    model = WithState(8, 1)
+    optimizer = optim.WAGMA(torch.optim.SGD(model.parameters(), lr=0.05), model, comm=comm)
+    with optimizer, optimizer.record(directory / "mine"):
+        optimizer.step()
+    settings = json.loads((directory / "mine" / "config.json").read_text())
+    assert settings["model_bytes"] == 4 * 9
+    mean = mean_over_ranks(copy_of(model), comm)
+    assert mean["_extra_state"] == {"calls": [1, 2]}
+    assert torch.equal(mean["bias"], model.bias)
+
+
+@pytest.mark.ranks(3)
+def test_whatever_one_rank_cannot_record_is_raised_on_all(comm, directory, monkeypatch):
+    _, optimizer = make(comm)
+    if comm.rank == 0:
+        monkeypatch.setattr("wagma.recording.versions", lambda: {}["a version"])
+    with optimizer, pytest.raises(KeyError, match="a version"), optimizer.record(directory / "a"):
+        pass

@@ -351,6 +351,17 @@ def test_ranks_that_trained_for_a_time_are_priced_by_their_steps(tmp_path):
     assert straggler.cost.share == pytest.approx(1 - without, abs=0.02)
 
 
+def test_a_run_for_a_time_that_has_not_ended_is_measured_so_far(tmp_path):
+    run = Run(0)
+    generated_runs.one_rank(run)
+    found = report.of(run.write(tmp_path / "run", seconds=10_000.0))
+    so_far = float((run.own() + run.averaging).max(axis=1).sum())
+    assert found.wall_s == pytest.approx(so_far)
+    assert found.error == pytest.approx(0, abs=0.02)
+    assert found.steps_per_s == pytest.approx(run.own().size / so_far)
+    assert 0 < found.cost.seconds < so_far
+
+
 def test_steps_for_a_time_last_for_it_without_the_straggler_as_well(tmp_path):
     """The others are slow in turn: their median is far shorter than the steps of each."""
     run = Run(0, ranks=4)
@@ -850,6 +861,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path):
         ("broken", {"config.json": "{}", "rank-0000.jsonl": "[]\n"}, "rank-0000.jsonl, line 1: no"),
         ("none", {"config.json": "{}", "rank-0000.jsonl": ""}, "has no steps"),
         ("without", {"rank-0000.jsonl": ""}, "config.json: No such file"),
+        ("cut", {"config.json": "", "rank-0000.jsonl": ""}, "config.json is damaged: Expecting"),
     ],
 )
 def test_what_is_no_run_is_refused_in_one_line(tmp_path, capsys, name, content, message):

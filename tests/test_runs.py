@@ -131,6 +131,16 @@ def test_records_stay_in_memory_while_a_disk_is_full(tmp_path, monkeypatch, capl
     assert list(map(json.loads, path.read_text().splitlines())) == records
 
 
+def test_a_training_whose_last_records_do_not_fit_goes_on_to_its_end(tmp_path, caplog):
+    """It may have been stopped, and be continued: what is lost is cut off then anyway."""
+    path = tmp_path / "rank-0000.jsonl"
+    with runs.JsonLines(path) as lines:
+        lines._file = Disk(lines._file, 0)
+        lines.write({"step": 0})
+    assert caplog.messages == [f"{path} lacks its last lines: No space left on device"]
+    assert lines._file.closed
+
+
 @pytest.mark.launch
 def test_of_commands_that_start_together_one_gets_the_name(mpirun, tmp_path):
     command = ["-m", "wagma", "train", "--steps", "1", "--name", "mine"]

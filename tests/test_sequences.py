@@ -374,7 +374,7 @@ def test_translations_are_compared_with_the_text_as_it_was_read(translation, tmp
         assert 20 < its.metrics(its.model().eval(), batch)["bleu"] < 95
 
 
-def test_files_that_are_no_translations_are_refused(translation, tmp_path):
+def test_files_that_are_no_translations_are_refused(translation, tmp_path, monkeypatch):
     one, other = tmp_path / "en", tmp_path / "fr"
     one.write_text("a\nb\n")
     with pytest.raises(UsageError, match=f"^argument --text: cannot read {other}: No such file"):
@@ -383,15 +383,47 @@ def test_files_that_are_no_translations_are_refused(translation, tmp_path):
     with pytest.raises(UsageError, match=f"^argument --text: {one} has 2 lines and {other} 1: "):
         translation.read([one, other])
     one.write_text("a\n")
-    with pytest.raises(UsageError, match="^argument --text: 1 pairs of at most 128 tokens are too"):
+    with pytest.raises(UsageError, match="^argument --text: 1 pairs are too few: 20 are needed"):
+        translation.read([one, other])
+    for each in (one, other):
+        each.write_text("".join(f"{'a b ' * n}\n" for n in range(1, 101)))
+    with pytest.raises(
+        UsageError, match="^argument --text: [0-9]+ pairs of at most 5 tokens are to"
+    ):
+        monkeypatch.setattr(translation, "LONGEST", 5)
         translation.read([one, other])
     other.write_bytes(b"\xff\n")
     with pytest.raises(UsageError, match=f"^argument --text: cannot read {other}: 'utf-8' codec"):
         translation.read([one, other])
     for each in (one, other):
         each.write_text("\n")
-    with pytest.raises(UsageError, match="^argument --text: no vocabulary can be learnt: "):
+    with pytest.raises(UsageError, match="^argument --text: 0 pairs are too few: 20 are needed"):
         translation.read([one, other])
+
+
+def test_text_of_many_different_characters_is_read(translation, tmp_path):
+    """Of 1,500 characters rare ones are spelled by the bytes of UTF-8."""
+    one, other = tmp_path / "en", tmp_path / "zh"
+    signs = [chr(0x4E00 + n) for n in range(1500)]
+    targets = ["".join(signs[n % 1500] for n in range(k * 15, k * 15 + 15)) for k in range(200)]
+    one.write_text("".join(f"word {n}\n" for n in range(200)))
+    other.write_text("\n".join(targets), encoding="utf-8")
+    found = translation.read([one, other])
+    assert len(found.train.sources) + len(found.test.sources) == 200
+    processor = translation.Translation(found, False).processor
+    read = [processor.decode(each[:-1].tolist()) for each in found.train.targets]
+    assert read == [each for n, each in enumerate(targets, 1) if n % 20]
+
+
+def test_a_pair_that_occurs_again_is_not_both_trained_on_and_held_out(translation, tmp_path):
+    one, other = tmp_path / "en", tmp_path / "fr"
+    words = ["OK" if n % 10 == 9 else f"word {n}" for n in range(60)]
+    one.write_text("\n".join(words))
+    other.write_text("\n".join(f"le {word}" for word in words))
+    found = translation.read([one, other])
+    assert len(found.train.sources) + len(found.test.sources) == 55
+    trained = {tuple(each) for each in found.train.targets}
+    assert not trained & {tuple(each) for each in found.test.targets}
 
 
 def test_the_transformer_learns(translation, found):

@@ -268,14 +268,19 @@ def resources():
 
 
 def assert_flat(run, grown, rounds=3):
-    """What leaks grows in every round; MPI's pools of messages grow once, by 2 MiB."""
+    """What leaks grows in every round; MPI's pools of messages grow once, by 2 MiB.
+
+    A thread that an earlier test began may end meanwhile.
+    """
     seen = [resources()]
     for _ in range(rounds):
         run()
         seen.append(resources())
     growths = [after[0] - before[0] for before, after in pairwise(seen)]
     assert min(growths) < grown, f"grew by {growths} bytes"
-    assert {counts[1:] for counts in seen} == {seen[0][1:]}
+    (_, files, threads), (_, files_after, threads_after) = seen[0], seen[-1]
+    assert files_after <= files, f"{files_after - files} more files are open"
+    assert threads_after <= threads, f"{threads_after - threads} more threads run"
 
 
 @pytest.mark.ranks(4)

@@ -317,6 +317,69 @@ def test_first_moments_are_corrected_and_second_moments_are_not(name):
             torch.testing.assert_close(moments[0]["exp_avg_sq"], square)
 
 
+def corrected(name, change=lambda optimizer: None, sign=1):
+    """Return a model after four corrected steps, where gradients and variates have this sign."""
+    model, optimizer, state = wrapped(OPTIMIZERS[name], torch.float64)
+    change(optimizer)
+    flat = FlatModel(model, list(survey(model, optimizer)))
+    variates = ControlVariates(optimizer, flat, steps=100, by_moments=True, replaced=False)
+    generator = torch.Generator().manual_seed(5)
+    for vectors in (variates.mean, variates.own):
+        for part in vectors.parts.values():
+            part.copy_(sign * torch.randn(part.shape, generator=generator, dtype=torch.float64))
+    for step in range(4):
+        backward(model, 0, step)
+        for parameter in model.parameters():
+            parameter.grad.mul_(sign)
+        variates.before_step()
+        optimizer.step()
+        state.after_step()
+    return model, variates
+
+
+@pytest.mark.parametrize("name", sorted(MOMENTS))
+def test_who_maximizes_the_negated_loss_takes_the_same_corrected_steps(name):
+    def maximize(optimizer):
+        optimizer.param_groups[0]["maximize"] = True
+
+    expected, _ = corrected(name)
+    model, _ = corrected(name, maximize, sign=-1)
+    assert bits(model.parameters()) == bits(expected.parameters())
+
+
+def test_without_moments_gradients_are_corrected():
+    """β₁ is 0 in one of two groups, or becomes that."""
+
+    def change(optimizer):
+        (group,) = optimizer.param_groups
+        last = group["params"].pop()
+        optimizer.add_param_group({"params": [last], "betas": (0.0, 0.99)})
+
+    model, variates = corrected("adam", change)
+    *_, first, last = model.parameters()
+    shift = variates.mean.parts[last] - variates.own.parts[last]
+    backward(model, 0, 4)
+    expected = [each.grad.clone() for each in (first, last)]
+    variates.before_step()
+    torch.testing.assert_close(last.grad, expected[1] + shift)
+    assert torch.equal(first.grad, expected[0])
+
+
+def test_parameters_that_the_optimizer_does_not_have_have_no_variates():
+    model = make_model()
+    optimizer = torch.optim.SGD(model[3].parameters(), lr=0.1)
+    flat = FlatModel(model, list(survey(model, optimizer)))
+    variates = ControlVariates(optimizer, flat, steps=2, by_moments=False, replaced=False)
+    for step in range(2):
+        backward(model, 0, step)
+        model[0].weight.grad.fill_(torch.nan)
+        variates.before_step()
+        optimizer.step()
+        variates.after_step()
+    assert not variates.own.parts[model[0].weight].any()
+    assert variates.own.parts[model[3].weight].all()
+
+
 def test_without_averaged_state_adams_gradient_is_corrected():
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters())
@@ -426,7 +489,9 @@ def test_wagmas_groups_are_biased_and_corrected_they_are_not():
         assert places == pytest.approx([OPTIMUM] * 4, abs=1e-6), wait
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "momentum", [pytest.param(0.0, marks=[pytest.mark.extra, pytest.mark.long]), 0.5]
+)
 def test_at_own_pace_with_a_straggler_the_corrected_optimum_is_exact(momentum):
     """A rank that makes a quarter of the steps counts for less; corrected, it counts in full."""
     options = {"group_size": 2, "sync_period": PERIOD, "pace": "own", "momentum": momentum}
@@ -436,6 +501,8 @@ def test_at_own_pace_with_a_straggler_the_corrected_optimum_is_exact(momentum):
     assert corrected == pytest.approx([OPTIMUM] * 4, abs=1e-5)
 
 
+@pytest.mark.extra
+@pytest.mark.long
 def test_pairs_corrected_are_near_the_optimum():
     biased = descend(ADPSGD, 2000, slow=4.0)
     corrected = descend(ADPSGD, 8000, slow=4.0, **BOTH)

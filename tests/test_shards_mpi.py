@@ -317,6 +317,11 @@ def test_a_closures_gradients_are_corrected(comm):
         (WAGMA, {"correction_every": 2}, "correction_every is 2, not 1 or 'all-ranks'"),
         (
             WAGMA,
+            {"correction": None, "correction_every": "all-ranks"},
+            "correction_every is 'all-ranks', but correction is None",
+        ),
+        (
+            WAGMA,
             {"average_state": 2, "correction": None, "late": "paper"},
             "late is 'paper' with only_all_ranks or every",
         ),

@@ -147,6 +147,14 @@ def test_a_server_on_a_node_of_its_own_exchanges_messages_with_all_ranks(tmp_pat
             "cannot simulate 4 ranks: group_size is 1000, more than the number of ranks, 4",
         ),
         (("--parameters", "9" * 25), "cannot simulate 4 ranks: Python int too large"),
+        (
+            ("--algorithms", "wagma,wagma:wire_dtype=bfloat16"),
+            "argument --algorithms: wagma:wire_dtype=bfloat16: wire_dtype is not simulated without",
+        ),
+        (
+            ("--algorithms", "partial-reduce:controller_only"),
+            "argument --algorithms: partial-reduce:controller_only: controller_only is not simul",
+        ),
         (("--set", "injection=0"), "argument --set: injection must be above 0, not 0"),
         (("--set", "ranks_per_node=1.5"), "argument --set: ranks_per_node must be an integer"),
     ],

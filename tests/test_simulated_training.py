@@ -18,9 +18,10 @@ from torch import nn
 from trainings import compute, digits_task, equal, job, settings
 
 from collectives import GroupAllreduce
+from wagma import progress
 from wagma.cli import main
 from wagma.job import UsageError
-from wagma.simulation import FREE, train
+from wagma.simulation import FREE, memory, train
 from wagma.simulation.core import Simulation
 from wagma.simulation.gradients import Batched
 from wagma.simulation.learning import learn
@@ -291,6 +292,45 @@ def test_evaluations_are_of_all_ranks_mean_model():
     result = learned("allreduce", evaluate_every=STEPS // 2)
     half = learned("allreduce", STEPS // 2)
     assert result.summary["evaluations"][0]["accuracy"] == half.summary["accuracy"]
+
+
+class Told(progress.Silent):
+    """Keeps the numbers of steps that are shown."""
+
+    def __init__(self):
+        self.steps = []
+
+    def update(self, step, *figures):
+        self.steps.append(step)
+
+
+def at_zero():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+@pytest.mark.parametrize("seconds", [None, 9.5])
+def test_a_rank_that_only_runs_the_controller_has_no_part_in_evaluations(seconds):
+    """Its weight remains 0; the others' are less by 1 after each step, and the metric is these."""
+    task = Task(
+        "one weight",
+        model=at_zero,
+        data=lambda rank, size, batch_size, seed: ([torch.ones(1, 1)], [torch.ones(1, 1)]),
+        loss=lambda model, batch: model(batch).mean(),
+    )
+    label, steps, every = "partial-reduce:controller_only", STEPS, {"evaluate_every": 3}
+    if seconds:
+        steps, every = None, {"evaluate_every_seconds": 2.5}
+    given = settings(label, steps, seconds=seconds, lr=1.0, momentum=0.0, **every)
+    of, shown = job(RANKS, 40 if seconds else STEPS, seconds, spread=0.0), Told()
+    result = learn(given, task, of, shown=shown)
+    made = [-each["step"] for each in result.summary["evaluations"]]
+    assert len(made) == 4
+    assert [each["loss"] for each in result.summary["evaluations"]] == pytest.approx(made)
+    assert result.state["weight"].item() == pytest.approx(made[-1])
+    assert [len(losses) > 0 for losses in result.losses] == [False, True, True, True]
+    assert shown.steps == list(range(1, len(result.losses[1]) + 1))
 
 
 def test_an_error_of_one_rank_is_raised_and_ends_all():
@@ -576,6 +616,21 @@ def test_options_that_conflict_are_refused(arguments, message, capsys):
         main(["simulate", *arguments])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kernel", ["kernel 3000\nslab 7\n", "kernel_stack 1000\nslab 2000\n"])
+def test_the_memory_of_a_container_is_within_its_limit(tmp_path, monkeypatch, kernel):
+    """Linux has the line "kernel" since 5.18."""
+    for name, text in (
+        ("MEMINFO", "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n"),
+        ("LIMIT", "4000000\n"),
+        ("USED", f"anon 20000\nfile 5\n{kernel}"),
+    ):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(memory, name, tmp_path / name)
+    assert memory.available() == 4_000_000 - 20_000 - 3_000
+    (tmp_path / "LIMIT").write_text("max\n")
+    assert memory.available() == 8_000_000 * 1024
 
 
 def test_a_training_that_does_not_fit_into_memory_is_refused(tmp_path, capsys, monkeypatch):

@@ -1265,6 +1265,12 @@ def test_a_run_of_training_is_a_trace(tmp_path):
     assert made.tolist() == [[1.0 + step, 1.25 + step, 2501.0 + step] for step in range(4)]
 
 
+def test_a_rank_that_made_no_steps_is_left_out_of_a_trace(tmp_path):
+    line = json.dumps({"compute_s": 2.0, "delay_s": 0.5})
+    write_metrics(tmp_path, {0: [], 1: 3 * [line], 2: 2 * [line]})
+    assert steps.read_trace(tmp_path).tolist() == [[2.5, 2.5], [2.5, 2.5]]
+
+
 @pytest.mark.parametrize(
     "content, message",
     (

@@ -178,6 +178,7 @@ def interrupt(comm, operation, mine, **timing):
     ],
     indirect=["transport"],
 )
+@pytest.mark.usefixtures("through_memory")
 def test_who_is_interrupted_in_an_exchange_has_its_vector_back(comm, late, what):
     mine = np.zeros(4_000_000)
     with GroupAllreduce(
@@ -204,6 +205,7 @@ def test_who_is_interrupted_in_an_exchange_has_its_vector_back(comm, late, what)
     [("adaptive", "messages"), ("adaptive", "shared"), ("dedicated", "messages")],
     indirect=["transport"],
 )
+@pytest.mark.usefixtures("through_memory")
 def test_an_exchange_that_was_interrupted_loses_no_update_and_counts_none_twice(comm, engine):
     """Conserving: what came in after the exception is not taken for the application's change."""
     mine = np.zeros(4_000_000)

@@ -132,6 +132,39 @@ def test_a_rank_that_waits_for_one_that_waits_says_in_which_version(comm, report
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(8)
+@pytest.mark.transports("shared")
+def test_a_rank_that_waits_for_its_slot_names_who_has_yet_to_read_it(comm):
+    """Rank 1 is interrupted before rank 0 comes; in version 2 it is in another group."""
+    from collectives.topology import group_of
+
+    assert [group_of(0, 8, 2, version) for version in range(3)] == [(0, 1), (0, 2), (0, 4)]
+    mine, own = np.zeros(3), comm.Dup()
+    reports = Reports(own, missing=1)
+    told = re.compile("rank 0 has waited .* in version 2 ")
+    reports.addFilter(lambda record: bool(told.match(record.getMessage())))
+    logger = logging.getLogger("collectives")
+    logger.addHandler(reports)
+    try:
+        with GroupAllreduce(
+            comm, mine, group_size=2, sync_period=NEVER, wait="group", engine="none", stall=SHORT
+        ) as average:
+            if comm.rank == 1:
+                with interrupted():
+                    average(mine)
+            comm.Barrier()
+            if comm.rank == 1:
+                own.recv(source=0)
+            while average.version < 3:
+                average(mine)
+    finally:
+        logger.removeHandler(reports)
+        own.Free()
+    if comm.rank == 0:
+        assert re.search(r" for .*\b1\b.*: does not answer", reports.texts[0])
+
+
+@pytest.mark.mpi
 @pytest.mark.transports("messages")
 def test_a_rank_without_a_progress_thread_does_not_answer(comm, reports):
     mine = np.zeros(3)

@@ -13,6 +13,7 @@ import torch
 from squares import squares
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from trainings import digits_task
 
 from wagma.job import UsageError
 from wagma.tasks import arrays, contract, folders, images, script
@@ -199,6 +200,15 @@ def test_test_results_are_means_over_all_samples_of_all_ranks():
     assert merged["largest"] == pytest.approx((3 * 2 + 3 * 5 + 6 + 3 * 9) / 10)
     assert contract.all_ranks([nothing]) == {}
     assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_test_batches_without_samples_do_not_count():
+    task = digits_task()
+    model, of = task.model(), task.data(400, 401, 4, 0)[1]
+    assert [contract.samples(batch) for batch in of] == [0]
+    assert contract.evaluate(task, model, of).samples == 0
+    some = torch.zeros(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64)
+    assert 0 <= contract.evaluate(task, model, [*of, some]).means()["accuracy"] <= 1
 
 
 def test_without_metrics_the_test_loss_is_reported():

@@ -6,13 +6,14 @@ import os
 import random
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 from together import NEVER, wait_until
 
-from collectives import GroupAllreduce, RankFailedError, process
+from collectives import GroupAllreduce, RankFailedError, empty, process
 
 pytestmark = pytest.mark.mpi
 
@@ -169,3 +170,26 @@ def test_another_thread_communicates_while_collectives_are_made(comm):
     assert sums == [sum(range(comm.size))] * times
     for each in (*made_of, *others):
         each.Free()
+
+
+def wakes():
+    """Return how often this process's progress thread has gone to sleep."""
+    (thread,) = (t for t in threading.enumerate() if t.name == "wagma-engine")
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.transports("shared")
+def test_the_progress_thread_leaves_the_core_to_a_call_that_checks_its_vector(comm):
+    """Else it takes the core every 100 µs, and from the call twice its time."""
+    x = empty(comm, 1 << 22)
+    with GroupAllreduce(
+        comm, x, transport="shared", group_size=comm.size, wait="group", sync_period=NEVER
+    ) as average:
+        average(x)
+        before, began = wakes(), time.perf_counter()
+        for _ in range(5):
+            average(x)
+        count, milliseconds = wakes() - before, 1e3 * (time.perf_counter() - began)
+    assert count <= 2 * milliseconds + 10

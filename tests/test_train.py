@@ -7,6 +7,7 @@ import math
 import os
 import pty
 import re
+import select
 import sys
 import time
 
@@ -225,6 +226,22 @@ def test_a_loss_is_lost_if_no_rank_that_trains_ends_with_a_finite_one():
     assert lost([3, 4, None], [4, 4, 0]) == 4
     assert lost([3, None], [4, 4]) is None
     assert lost([None], [0]) is None
+
+
+def test_a_bar_is_not_drawn_before_the_first_step(monkeypatch):
+    """Else an error before it would leave the terminal without a cursor."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as output:
+        bar = progress.Bar(10, None, output)
+        assert not select.select([ours], [], [], 0)[0]
+        bar.update(1, 0.1, 0.5, 100.0)
+        drawn = b""
+        while b"1/10" not in drawn:  # it is read in several parts
+            assert select.select([ours], [], [], 20)[0], drawn
+            drawn += os.read(ours, 10_000)
+        bar.close()
+    os.close(ours)
 
 
 def test_progress_is_about_ten_lines_without_a_terminal_and_nothing_above_rank_0(capsys):

@@ -142,6 +142,13 @@ def test_a_rank_may_have_the_controller_and_no_steps(folder):
     assert summary["rho"] < 1e-6
 
 
+def test_the_progress_is_that_of_the_first_rank_that_makes_steps(tmp_path):
+    only = ["--algorithm", "partial-reduce", "--controller-only", "--steps", 12]
+    lines = said(train(tmp_path, "only", *only, ranks=3).check())
+    assert sum(line.startswith("step ") for line in lines) == 12
+    assert any(line.startswith("step 12/12 ") for line in lines)
+
+
 # --- how it ends otherwise
 
 

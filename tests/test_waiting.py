@@ -197,6 +197,7 @@ def test_the_vector_of_a_call_that_was_interrupted_counts_once(comm, late, lengt
 
 
 @pytest.mark.ranks(4)
+@pytest.mark.usefixtures("through_memory")
 def test_who_is_interrupted_in_the_middle_goes_on_with_all_that_there_is(comm, late):
     """Rank 1 stops in the middle of an exchange, and rank 0 is interrupted there.
 

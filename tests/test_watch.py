@@ -78,6 +78,20 @@ def test_of_a_long_file_only_the_end_is_read(tmp_path):
     assert lines.read() == []
 
 
+def test_a_run_that_was_killed_is_followed_where_it_is_continued(tmp_path):
+    """From its checkpoint: the records since that are cut off."""
+    run = polled(write(tmp_path / "a", [0.1], steps=10))
+    path = tmp_path / "a" / "rank-0000.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 10')
+    run.poll()
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+    append(tmp_path / "a", 0, [record(5)])
+    run.poll()
+    assert [each["step"] for each in run.ranks[0].recent] == list(range(6))
+    assert run.ranks[0].damaged == 0
+
+
 def test_damaged_lines_are_left_out_and_counted(tmp_path):
     directory = write(tmp_path / "a", [0.1, 0.1])
     with (directory / "rank-0001.jsonl").open("ab") as file:

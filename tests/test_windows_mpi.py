@@ -76,7 +76,14 @@ def by_slots(comm, like):
     return arrays
 
 
-WAYS = through_memory, copied, in_windows, by_slots
+def pairs_by_slots(comm, like):
+    """Return the same, of which only two members do so; more go by blocks."""
+    arrays = elsewhere(like)
+    slots.set_longest(1 << 30, -1)
+    return arrays
+
+
+WAYS = through_memory, copied, in_windows, by_slots, pairs_by_slots
 
 
 def assert_same(results):
@@ -105,10 +112,16 @@ def run(comm, make, like, calls, **options):
 
 
 @pytest.mark.ranks(1, 3, 4, 8)
-@pytest.mark.parametrize("late", ["paper", "conserving"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize(
+    ("dtype", "late"),
+    [*((np.dtype(dtype), "conserving") for dtype in DTYPES), (np.dtype(np.float32), "paper")],
+    ids=str,
+)
 def test_averages_have_the_same_bits(comm, dtype, late):
-    """Where all members of every group wait for each other, whatever the length."""
+    """Where all members of every group wait for each other, whatever the length.
+
+    Nobody is late, so that the late rule makes no difference to a dtype.
+    """
     for length in LENGTHS:
         like = np.zeros(length, dtype)
         size = 2 if comm.size % 2 == 0 else comm.size
@@ -253,6 +266,103 @@ def test_an_interrupted_call_gives_the_vector_back(comm, length, first, late):
             average.synchronize(x)
             results.append(bytes_of(x))
     assert_same(results)
+
+
+def by_messages(comm, like):
+    """Return arrays that are sent."""
+    return elsewhere(like)
+
+
+def interrupted_without_a_contribution(comm, make, likes, **options):
+    """Return vectors and a collective that has made calls, of which rank 0's last gave nothing.
+
+    It was interrupted there, and the first array is not finite.
+    """
+    x = make(comm, likes)
+    average = GroupAllreduce(
+        comm,
+        x,
+        transport="messages" if make is by_messages else "shared",
+        group_size=comm.size,
+        sync_period=10**6,
+        wait="group",
+        late="conserving",
+        **options,
+    )
+    average(x)  # after which the rank's snapshot holds nothing
+    for array in x:
+        array[:] = comm.rank + 1
+    if comm.rank == 0:
+        x[0][0] = np.nan
+        with interrupted(0.2):
+            average(x)
+        assert np.isnan(x[0][0])
+        assert all((array[1:] == 1).all() for array in x)
+    comm.Barrier()
+    if comm.rank > 0:
+        assert average(x).weight == comm.size - 1
+        np.testing.assert_allclose(x[0], mean_of_others(comm))
+    comm.Barrier()
+    return x, average
+
+
+def mean_of_others(comm):
+    return 1 + comm.size / 2
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("make", [*WAYS, by_messages])
+@pytest.mark.parametrize("length", [1000, 400_003])
+def test_an_interrupted_call_that_contributes_nothing_leaves_arrays_to_their_rank(
+    comm, length, make
+):
+    """No other rank has those that versions leave out, nor what the application puts in next."""
+    likes = [np.zeros(length), np.zeros(333)]
+    x, average = interrupted_without_a_contribution(comm, make, likes, only_all_ranks=[1])
+    with average:
+        if comm.rank == 0:
+            x[0][:], x[1][:] = 5, 7
+        result = average(x)
+        assert (result.timely, result.weight) == (True, comm.size)
+        mean = (5 + (comm.size - 1) * mean_of_others(comm)) / comm.size
+        np.testing.assert_allclose(x[0], mean)
+        assert (x[1] == (comm.rank + 1 if comm.rank else 7)).all()
+        average.synchronize(x)
+        np.testing.assert_allclose(x[0], mean)
+        np.testing.assert_allclose(x[1], (7 + sum(range(2, comm.size + 1))) / comm.size)
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("make", [*WAYS, by_messages])
+def test_after_such_a_call_a_vector_without_weight_is_kept(comm, make):
+    """And is averaged with the others' where all weights are 0."""
+    x, average = interrupted_without_a_contribution(comm, make, [np.zeros(1000)])
+    with average:
+        if comm.rank == 0:
+            x[0][:] = 5
+        before = bytes_of(x)
+        assert average(x, weight=0).weight == 0
+        assert bytes_of(x) == before
+        average.synchronize(x)
+        mean = (5 + (comm.size - 1) * mean_of_others(comm)) / comm.size
+        np.testing.assert_allclose(x[0], mean)
+
+
+@pytest.mark.ranks(3, 4)
+def test_one_that_contributes_nothing_gets_the_mean_of_vectors_longer_than_a_ring(comm):
+    """Others may be far ahead of it then."""
+    length = 4_000_000
+    x = through_memory(comm, np.zeros(length))
+    settings = {"group_size": comm.size, "sync_period": 10**6, "wait": "group"}
+    with GroupAllreduce(comm, x, transport="shared", **settings) as average:
+        average(x)  # after which the rank's snapshot holds nothing
+        for _ in range(3):
+            x[:] = np.arange(length)
+            x += comm.rank
+            if comm.rank == 0:
+                x[0] = np.nan
+            average(x)
+            np.testing.assert_allclose(x, np.arange(length) + comm.size / 2)
 
 
 @pytest.mark.ranks(4, 8)

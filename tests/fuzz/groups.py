@@ -5,7 +5,7 @@ what `synchronize` then does. Under rules that lose nothing the average is that 
 ranks have put in; in float64, with whole numbers and groups of a power of two, exactly. All
 elements that have changed alike are alike, so nothing is torn. Whom a result names is the group of
 that version. Of what its versions leave out a call returns what it was given. With `wait="group"`
-the same happens again.
+the same happens again, though perhaps by slots, or no longer by slots.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives import GroupAllreduce
+from collectives.exchange.shared import slots
 from collectives.topology import group_of
 
 from .periods import Periods
-from .scenario import NEVER, WEIGHTLESS_COUNT_ALIKE, Scenario
+from .scenario import LONGEST, NEVER, WEIGHTLESS_COUNT_ALIKE, Scenario
 from .vectors import ROUNDING, Shape, copied, digest, is_finite
 
 WEIGHTS = (0, 1, 0.5, 3, 7.25, 1e-30, 1e-300, 1e50, 1e100)
@@ -481,6 +482,7 @@ class Groups(Scenario):
         repeats = [one for one in self.averages if one.settings["wait"] == "group"]
         histories = [one.history for one in repeats]
         if repeats and self.plan.random() < 0.5:
+            slots.set_longest(*random.Random(f"{self.seed} slots again").choice(LONGEST))
             self.play_once()
             for one, history in zip(repeats, histories):
                 calls = enumerate(zip(one.history, history))

@@ -2,8 +2,10 @@
 
 What must hold: the rank goes on, nobody hangs, and at the next average over all ranks that nothing
 interrupts all are equal. With `GroupAllreduce`, under the conserving rule, nothing has been lost
-and nothing counts twice. With the collectives whose ranks send each other vectors what changes in
-a call that is interrupted, or from there to the next one, may be left out, and nothing else.
+and nothing counts twice; where some vectors are not finite, nothing is returned but what others, or
+the rank, have put in. With the collectives whose ranks send each other vectors what changes in
+a call that is interrupted, or from there to the next one, may be left out, and nothing else; and
+where all close after as many calls, nobody is told that another has closed.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from .vectors import Shape, copied
 SOON = 0.0001  # seconds after which a signal that came too early comes again
 LATE = 0.13  # seconds that the others wait for one rank: the engine looks for signals each 0.1 s
 SEGMENTS = 3  # each ends by an average over all ranks that nothing interrupts
+# What all vectors are near to where some are not finite, and how near: no mean of 8 with a 0 is so.
+FAR, NEAR = 2.0**20, 2.0**16
 
 
 class Interrupted(Exception):
@@ -115,6 +119,11 @@ class InterruptedGroups(InterruptedScenario):
             "late": plan.choice(("conserving", "conserving", "conserving", "paper")),
         }
         conserves = self.given["late"] == "conserving"
+        poison = random.Random(f"{seed} poison")
+        self.poison = poison.choice((0, 0, 0.4))
+        if self.poison:
+            self.given["wait"] = poison.choice(("nobody", "group", "group"))
+        self.poison_chance = random.Random(f"{seed} {self.rank} poison")
         chance = random.Random(f"{seed} periods")
         self.given |= Periods(chance, len(self.shape.lengths), conserves).settings
         self.rounds = plan.choice((3, 4))
@@ -145,12 +154,14 @@ class InterruptedGroups(InterruptedScenario):
         return (
             f"interrupted {self.given}, {self.settings()}, {self.shape!r}, joins {self.joins}, "
             f"{self.rounds} rounds, operations {self.operations}, calls {self.calls}, "
+            f"poison {self.poison}, "
             f"late {list(zip(self.late_rank, self.late_round))}"
         )
 
     def vectors(self, factor):
         """Return all ranks' summaries, of a multiple of their number each."""
-        return np.array([np.full(self.shape.width, factor * r) for r in range(self.size)])
+        least = FAR if self.poison else 0.0
+        return np.array([np.full(self.shape.width, least + factor * r) for r in range(self.size)])
 
     def step(self, rank, segment, t):
         return self.steps[rank][segment * self.rounds + t]
@@ -200,9 +211,18 @@ class InterruptedGroups(InterruptedScenario):
         """Check what all ranks have after what nothing interrupts."""
         self.require(self.collective.version == self.version, segment, self.collective.version)
         self.note_equal(segment, self.x)
+        if self.poison:
+            # A call that has given nothing may be interrupted while it takes the mean.
+            self.check_near(segment)
+            return
         self.require(self.shape.is_even(self.x), segment, "elements that changed alike differ")
         if self.given["late"] == "conserving":
             self.require_near(self.shape.summary(self.x), expected, self.tolerance, segment)
+
+    def check_near(self, *when):
+        """Check that all elements are near to what ranks have put in."""
+        near = all((np.abs(array - FAR) <= NEAR).all() for array in self.x)
+        self.require(near, *when, "some elements are what nobody has put in")
 
     def attempt_within(self, name, operation, waits):
         """Carry out what all ranks do together; interrupt it only once it has been entered.
@@ -231,6 +251,8 @@ class InterruptedGroups(InterruptedScenario):
     def change_and_call(self, publishes, change, waits):
         """Make one call, in one of the ways there are, and again if it was not made."""
         self.shape.add(self.x, change)
+        if self.poison_chance.random() < self.poison:
+            self.shape.poison(self.x, self.shape.draw_poison(self.poison_chance))
         x = self.shape.given(self.x)
         if publishes:
             self.attempt(lambda: self.collective.publish(x))
@@ -246,7 +268,15 @@ class InterruptedGroups(InterruptedScenario):
         if result is None and not synchronous and self.collective.version <= self.version:
             result = self.collective(x)
         self.require(result is None or result.version == self.version, self.version, result)
+        if self.poison:
+            self.replace_poison()
         self.version += 1
+
+    def replace_poison(self):
+        """Replace what is not finite in what a call has left, and check the rest."""
+        for array in self.x:
+            array[~np.isfinite(array)] = FAR
+        self.check_near(self.version)
 
     def start_and_wait(self, x, waits):
         """Start a call and complete it; return its result, None where an interrupt took it."""
@@ -264,7 +294,7 @@ class InterruptedGroups(InterruptedScenario):
 
 
 class InterruptedPeers(InterruptedScenario):
-    """One of the collectives whose ranks send each other vectors; all join in the end."""
+    """One of the collectives whose ranks send each other vectors; in the end all join, or close."""
 
     KINDS = {
         "neighbors": NeighborAverage,
@@ -277,6 +307,12 @@ class InterruptedPeers(InterruptedScenario):
         super().__init__(comm, seed, options)
         self.kind = self.plan.choice(tuple(self.KINDS))
         self.shape = Shape(self.plan, self.size, exact=True)
+        chance = random.Random(f"{seed} ending")
+        self.closes = chance.random() < 0.4
+        self.given = {
+            "neighbors": {"clock": chance.choice(("neighbors", "global"))},
+            "queues": {"mode": chance.choice(("standard", "notify-ack"))},
+        }.get(self.kind, {})
         # Only more, so that what may have been left out makes the sum less.
         self.steps = [
             [np.abs(self.shape.draw_change(script)) for _ in range(self.rounds + 1)]
@@ -284,21 +320,30 @@ class InterruptedPeers(InterruptedScenario):
         ]
 
     def __str__(self):
-        return f"interrupted {self.kind}, {self.settings()}, {self.shape!r}, {self.rounds} rounds"
+        return (
+            f"interrupted {self.kind} {self.given}, {self.settings()}, {self.shape!r}, "
+            f"{self.rounds} rounds, closes {self.closes}"
+        )
 
     def play_interrupted(self):
         self.shape.prepare(self.comm, self.way)
         self.x = self.shape.new(np.zeros(self.shape.width))
         uncertain = np.zeros(self.shape.width)
         make = self.KINDS[self.kind]
-        with make(self.comm, self.shape.given(self.x), **self.settings(make)) as collective:
+        settings = {**self.settings(make), **self.given}
+        with make(self.comm, self.shape.given(self.x), **settings) as collective:
             x, leaves_out = self.shape.given(self.x), False
             for change in self.steps[self.rank]:
                 self.shape.add(self.x, change)
                 self.pause()
+                begun = self.begun(collective)
                 _, interrupted = self.attempt(lambda: collective(x))
+                if self.closes and self.begun(collective) == begun:  # the signal came before it
+                    collective(x)
                 uncertain += change * (interrupted or leaves_out)
                 leaves_out = interrupted
+            if self.closes:
+                return
             self.shape.add(self.x, np.ones(self.shape.width))
             uncertain += leaves_out
             collective.join(x)
@@ -306,8 +351,15 @@ class InterruptedPeers(InterruptedScenario):
             self.note_equal("end", self.x)
             self.counted = uncertain
 
+    def begun(self, collective):
+        """Return how many calls this rank has begun."""
+        exchanging = collective.native.exchanging
+        return exchanging.calls + exchanging.calling
+
     def what_is_missing(self, counted):
-        """Compare the sum with what was put in for certain, and with all."""
+        """Compare the sum with what was put in for certain, and with all, where all join."""
+        if self.closes:
+            return None
         most = np.sum(self.steps, axis=(0, 1)) + self.size
         got = self.shape.summary(self.x) * self.size
         wrong = (got > most + 1e-9) | (got < most - counted - 1e-9)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from mpi4py import MPI
 
+from collectives.exchange.shared import slots
 from collectives.peers import PeerCollective
 
 from .vectors import WAYS, digest
@@ -20,6 +21,9 @@ from .vectors import WAYS, digest
 NEVER = 10**9  # a period that no scenario has all the calls of
 MOST_PROBLEMS = 3  # of one rank that are printed
 STALL = 20.0  # seconds after which a collective says who is missing
+# The longest vectors of two members, and of more, that they average by slots in shared memory;
+# (): as long as by default.
+LONGEST = ((), (), (-1, -1), (1 << 30, 1 << 30), (1 << 30, -1))
 # What a synchronization gives where all ranks' weights are 0: finite vectors count alike, so that
 # all ranks are equal after it. Else each rank keeps its own.
 WEIGHTLESS_COUNT_ALIKE = True
@@ -59,6 +63,7 @@ class Scenario:
         forks: whether ranks fork now and then.
         threads: None; "other", if what a rank does is done by another thread than the main one; or
             "beside", if another thread of the user's communicates meanwhile.
+        longest: one of `LONGEST`.
     """
 
     may_use_threads = True
@@ -84,6 +89,7 @@ class Scenario:
         if not self.may_use_threads or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             self.threads = None
         self.way = circumstances.choice(WAYS)
+        self.longest = random.Random(f"{seed} slots").choice(LONGEST)
         self.fork_chance = random.Random(f"{seed} {comm.rank} forks")
 
     @property
@@ -141,15 +147,19 @@ class Scenario:
 
     def carry_out(self):
         """Play, in the thread that is drawn, and note an exception as a problem."""
-        if self.threads == "other":
-            thread = threading.Thread(target=self._carry_out)
-            thread.start()
-            thread.join()
-        elif self.threads == "beside":
-            with communicating(self.comm):
+        slots.set_longest(*self.longest)
+        try:
+            if self.threads == "other":
+                thread = threading.Thread(target=self._carry_out)
+                thread.start()
+                thread.join()
+            elif self.threads == "beside":
+                with communicating(self.comm):
+                    self._carry_out()
+            else:
                 self._carry_out()
-        else:
-            self._carry_out()
+        finally:
+            slots.set_longest()
 
     def _carry_out(self):
         try:
@@ -228,7 +238,8 @@ def play(kind, make, comm, seed, options, begun=lambda facts: None):
     """
     with some_of(comm, seed) as part:
         scenario = make(part, seed, options)
-        facts = f"{part.size} ranks, forks {scenario.forks}, thread {scenario.threads}; {scenario}"
+        how = f"forks {scenario.forks}, thread {scenario.threads}, slots {scenario.longest}"
+        facts = f"{part.size} ranks, {how}; {scenario}"
         begun(facts)
         scenario.carry_out()
         everyones = part.allgather((scenario.problems, scenario.equal, scenario.counted))

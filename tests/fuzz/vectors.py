@@ -26,7 +26,7 @@ DTYPES = {
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 KIB = 1024
 # Bytes at which an exchange gets another slice, block or algorithm.
-EDGES = (64, 16 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, 1024 * KIB)
+EDGES = (64, 16 * KIB, 32 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, 1024 * KIB)
 LARGEST_CHANGE = 3
 # Bytes before and after each array that nobody may change, and what they are.
 GUARD, GUARDED = 64, 0xA5
