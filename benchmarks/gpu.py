@@ -37,6 +37,10 @@ step     WAGMA's step of a model of ResNet-50's size, and the local optimizer's 
 shards   averaged optimizer state and control variates: trainings on the device beside the CPU's, by
          fused, compiled and other optimizers and in mixed precision; seconds of steps; needs torch
 
+checkpoints
+         trainings with dropout that go on from a checkpoint on the device, bit for bit, and read it
+         on the CPU; what a checkpoint of a large model takes of a minute; bound 2 %; needs torch
+
 staged, direct and passive are measured once more under MPS, which is started and ended for that.
 """
 
@@ -54,6 +58,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gpu_calls
+import gpu_checkpoints
 import gpu_parts
 import gpu_preflight
 import gpu_queue
@@ -88,6 +93,7 @@ PARTS = {
     "memory": gpu_parts.memory,
     "step": gpu_parts.step,
     "shards": gpu_shards.shards,
+    "checkpoints": gpu_checkpoints.checkpoints,
 }
 
 
@@ -109,7 +115,7 @@ PLAN = (
     *(Job("tests", 1, 90), Job("tests", 4, 120), Job("aware", 2, 60), Job("direct-tests", 4, 90)),
     *(Job("copies", 1, 60), Job("staged", 2, 60), Job("passive", 2, 60), Job("queue", 2, 60)),
     *(Job("calls", 2, 75), Job("direct", 2, 60), Job("step", 2, 75), Job("memory", 2, 45)),
-    Job("shards", 2, 120),
+    *(Job("shards", 2, 120), Job("checkpoints", 2, 120)),
     *(Job("staged", 4, 75), Job("passive", 4, 60), Job("direct", 4, 60)),
     *(Job("direct", 2, 60, True), Job("passive", 2, 60, True), Job("staged", 2, 60, True)),
     *(Job("direct", 4, 60, True), Job("passive", 4, 60, True), Job("staged", 4, 75, True)),

@@ -43,6 +43,7 @@ class Planned:
     """
 
     passive = leaving = calling = False
+    due = 1 << 62  # never
 
     def __init__(self, port, rank, size, members):
         self.port, self.rank, self.members = port, rank, members
@@ -56,7 +57,13 @@ class Planned:
         self.port.reduce(Group(self.calls, self.members))
         self.port.return_model()
 
+    def passed(self, time):
+        pass
+
     def reduced(self, group):
+        pass
+
+    def overdue(self):
         pass
 
     def returned(self):
@@ -136,7 +143,8 @@ def variants(comm):
     half = comm.size // 2
     mine = range(half) if comm.rank < half else range(half, comm.size)
     made = {}
-    for where, members in {"all": range(comm.size), "halves": mine}.items():
+    groups = {"all": range(comm.size)} | ({"halves": mine} if half > 1 else {})
+    for where, members in groups.items():
         reference = f"Allreduce, {where}"
         made[reference] = functools.partial(allreduce, members=members), None
         # In smaller groups a rank may be left over, while the others wait for it in a barrier.

@@ -9,7 +9,7 @@ group; the copy that publishes the vector is included. "messages" and "shared" a
 the default rule) the last rank sleeps, its engine takes part for it, and the time is that of the
 others. memcpy is a copy of the vector by all ranks at once.
 
-With --blocks only what is averaged by slots is measured, 1 to 32 KiB in shared memory without skew,
+With --blocks only what is averaged by slots is measured, 1 to 16 KiB in shared memory without skew,
 beside the same by blocks, as longer vectors are averaged; the results are named "slots".
 
 The variants take turns in every round, each collective being the only one open then, after calls
@@ -300,7 +300,7 @@ def parse(comm):
     if parsed.max_kib is None:
         affordable = memory("MemAvailable") // VECTORS // comm.size // 1024
         parsed.max_kib = min(LARGEST_KIB, comm.bcast(affordable))
-    powers = (1 << 10 << shift for shift in (range(6) if parsed.blocks else range(0, 40, 2)))
+    powers = (1 << 10 << shift for shift in (range(5) if parsed.blocks else range(0, 40, 2)))
     sizes = [size for size in powers if parsed.min_kib <= size >> 10 <= parsed.max_kib]
     if not sizes:
         arguments.error(f"no power of four from {parsed.min_kib} to {parsed.max_kib} KiB")

@@ -7,9 +7,12 @@ the other ranks' main threads spin in Python and never call. By messages their p
 part; in shared memory rank 0 needs no other rank. For comparison, the same exchange is served by a
 progress thread written in Python. Bounds: with two ranks a median of 100 µs at the regular cadence
 and a tenth of the Python thread's; with four ranks 5 ms. Versions of 1.2 MB follow at the regular
-cadence; bounds in shared memory: 150 µs with two ranks, 250 µs with four.
+cadence; bounds in shared memory: 150 µs with two ranks, 250 µs with four. Beside these, what does
+not depend on the engine: the same versions one after the other at once, which find their vectors in
+the caches, and a memcpy of 1.2 MB by rank 0 at both intervals.
 """
 
+import functools
 import itertools
 import random
 import statistics
@@ -85,7 +88,7 @@ class PythonThread:
         self.comm.Free()
 
 
-def measure(comm, call, versions, regular, seconds):
+def measure(comm, call, versions, regular, seconds, cadence=CADENCE):
     """Call on rank 0 at the cadence and return the latencies; spin in Python on the others."""
     comm.Barrier()
     latencies = []
@@ -97,20 +100,21 @@ def measure(comm, call, versions, regular, seconds):
     chance = random.Random(0)
     tick = time.perf_counter()
     for _ in range(versions):
-        tick += CADENCE if regular else chance.expovariate(1 / CADENCE)
-        time.sleep(max(0.0, tick - time.perf_counter()))
+        tick += cadence if regular else chance.expovariate(1 / cadence)
+        if cadence:
+            time.sleep(max(0.0, tick - time.perf_counter()))
         begin = time.perf_counter()
         call()
         latencies.append(time.perf_counter() - begin)
     return latencies
 
 
-def measure_ours(comm, vector, settings, regular, versions, seconds):
+def measure_ours(comm, vector, settings, regular, versions, seconds, cadence=CADENCE):
     with GroupAllreduce(
         comm, vector, group_size=comm.size, sync_period=10**9, **settings
     ) as average:
         own = vector.copy()
-        return measure(comm, lambda: average(own), versions, regular, seconds)
+        return measure(comm, lambda: average(own), versions, regular, seconds, cadence)
 
 
 def main():
@@ -129,9 +133,16 @@ def main():
                 latencies.setdefault(f"{name}, {'regular' if regular else 'random'}", []).append(
                     measure_ours(comm, vector, settings, regular, arguments.versions, seconds)
                 )
-        for name in TRANSPORTS:
-            latencies.setdefault(f"{name}, 1.2 MB, regular", []).append(
-                measure_ours(comm, long, OURS[name], True, arguments.versions, seconds)
+        for intervals, cadence in (("regular", CADENCE), ("at once", 0.0)):
+            timing = {"versions": arguments.versions, "regular": True, "seconds": seconds}
+            timing["cadence"] = cadence
+            for name in TRANSPORTS:
+                latencies.setdefault(f"{name}, 1.2 MB, {intervals}", []).append(
+                    measure_ours(comm, long, OURS[name], **timing)
+                )
+            other = np.empty_like(long)
+            latencies.setdefault(f"memcpy, 1.2 MB, {intervals}", []).append(
+                measure(comm, functools.partial(np.copyto, other, long), **timing)
             )
         python = PythonThread(comm, vector)
         latencies.setdefault("Python thread, regular", []).append(

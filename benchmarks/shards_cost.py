@@ -185,7 +185,9 @@ def table(results):
             *(f"{value:.2f}" for value in ratios),
         ]
     columns = (
-        *("models sent in a step", "memory beside the model, in models: common pace", "own pace"),
+        "models sent in a step",
+        "memory beside the model, in models, by the transport that takes more: common pace",
+        "own pace",
         *("step ÷ neither", "÷ local step and MPI_Allreduce"),
     )
     return markdown("", columns, rows)
