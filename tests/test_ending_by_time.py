@@ -406,7 +406,10 @@ def test_methods_and_references_end_by_time_and_are_compared(mpirun, tmp_path):
         run = tmp_path / "c" / "seed-0" / directory_name(label)
         summary = words_of(run)
         fast, slow = steps = summary["steps_of_rank"]
-        assert fast == slow if label == "post-local-sgd" else fast >= slow >= 3, (label, steps)
+        # The time may be over between the ends of one average on two ranks.
+        least, most = {"allreduce": (-1, 1), "post-local-sgd": (0, 0)}.get(label, (-1, np.inf))
+        assert least <= fast - slow <= most, (label, steps)
+        assert slow >= 3, (label, steps)
         assert [len(metrics(run, rank)) for rank in range(2)] == steps
         assert [one["elapsed_s"] for one in summary["evaluations"]] == pytest.approx(
             np.arange(1, 21) / 20
