@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import os
+import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from together import interrupted, same_everywhere, wait_until
 
@@ -99,6 +102,26 @@ def test_all_members_of_a_group_get_its_mean(comm, length, controller_rank):
         assert measured == pytest.approx(rho(matrix))
     else:
         assert matrix is None and measured is None
+
+
+@pytest.mark.ranks(4)
+def test_a_controller_that_was_held_up_drops_nobody_who_is_ready(comm):
+    """It is stopped for longer than it would wait, while two ranks' signals arrive."""
+    mine = np.full(SHORT, float(comm.rank))
+    with ReadyGroupAllreduce(comm, mine, group_size=3) as allreduce:
+        controller = psutil.Process(comm.bcast(os.getpid()))
+        going_on = threading.Timer(2, controller.resume)
+        if comm.rank == 2:
+            time.sleep(0.3)  # after rank 1's signal
+            controller.suspend()
+            going_on.start()
+        elif comm.rank == 3:
+            wait_until(lambda: controller.status() == psutil.STATUS_STOPPED)
+        group = allreduce(mine).group if comm.rank else (1, 2, 3)
+        if comm.rank == 2:
+            going_on.join()
+        assert comm.allgather(group) == 4 * [(1, 2, 3)]
+    assert comm.rank == 0 or (mine == 2).all()
 
 
 @pytest.mark.ranks(3, 4)

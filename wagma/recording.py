@@ -78,10 +78,10 @@ class Recording:
         placed = devices.record(device, comm, optimizer.collective)
         self._together(self._make_directory)
         self._together(self._make_files, placed)
-        self._stopwatch = Stopwatch(optimizer.optimizer)
         self._before = optimizer.statistics()
         self._waited = self._before.waiting
         self._started = time.perf_counter()
+        self._stopwatch = Stopwatch(optimizer.optimizer)
         optimizer._recording = self
         optimizer._recorded.append(self)
         return self
