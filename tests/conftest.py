@@ -110,6 +110,27 @@ def comm():
     duplicate.Free()
 
 
+@pytest.fixture(autouse=True)
+def patience(request):
+    """Ranks wait long for others that are to form groups, as on a machine that holds these up.
+
+    A test of late ranks needs `usual_patience`.
+    """
+    if "comm" not in request.fixturenames or "usual_patience" in request.fixturenames:
+        yield
+        return
+    from collectives.protocols import paces
+
+    paces.set_least(20 * 10**9)
+    yield
+    paces.set_least()
+
+
+@pytest.fixture
+def usual_patience():
+    """A test with this is one of ranks that come too late for their groups: see `patience`."""
+
+
 @pytest.fixture
 def device(request, monkeypatch):
     """The first of two devices of the stand-in for the CUDA driver, whose vectors are staged.

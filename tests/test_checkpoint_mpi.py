@@ -407,6 +407,7 @@ def test_it_is_written_while_the_training_goes_on(comm, directory, monkeypatch):
             at_save = bits_of(model), local_bits(optimizer)
             steps(model, optimizer, comm, 4, 9)
             assert not files.found(directory)
+            comm.Barrier()
             goes_on.set()
         assert [path.name for path in files.found(directory)] == ["000001-step-4"]
         assert saver.longest > 0

@@ -243,14 +243,14 @@ def test_a_message_that_is_lost_keeps_its_memory(device, probed):
 @pytest.mark.parametrize(("flags", "early"), [(NON_BLOCKING, True), (LEGACY_TOO, False)])
 def test_copies_that_wait_for_the_default_stream_are_seen(device, probed, flags, early):
     comm = Comm(device, probed, flags)
-    assert probe.exchange(comm, probed, SIZE, 5, hold=0.3) == (None, early)
+    assert probe.exchange(comm, probed, SIZE, 5, hold=1) == (None, early)
 
 
 def inquire(monkeypatch, device, flags):
     """Ask of an MPI that copies on streams with these flags, and passes what comes before."""
     monkeypatch.setattr(cuda_aware, "query", lambda: None)
     monkeypatch.setattr(cuda_aware, "try_alone", lambda place: None)
-    monkeypatch.setattr(cuda_aware, "HOLDS", (0.1, 0.2))
+    monkeypatch.setattr(cuda_aware, "HOLDS", (0.1, 1.0))
     exchange, holds = probe.exchange, []
 
     def exchange_otherwise(comm, probed, size, limit, hold=0.0):

@@ -77,8 +77,8 @@ def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, device, 
     if comm.rank == 1:
         with device.holding(stream):
             breaks = threading.Timer(0.1, device.fail, [ILLEGAL_ADDRESS])
-            breaks.start()
             call = average.start(vector) if how != "call" else None
+            breaks.start()
             if how == "close":
                 average.close()
             with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
@@ -223,8 +223,8 @@ def test_an_exception_in_the_middle_leaves_the_application_what_the_host_has(
             with device.holding_copies(blocks // 2):
                 call = average.start(vector)
                 wait_for_blocks(device, copies, blocks)
-                threading.Timer(0.3, device.open).start()
-                with interrupted_after(0.1), pytest.raises(Interrupted):
+                opening = threading.Timer(0.3, device.open)
+                with interrupted_after(0.1, opening.start), pytest.raises(Interrupted):
                     call.wait()
             left = vector.get()
             assert set(left) <= {mean, 4.0} and left[0] == mean
@@ -256,9 +256,9 @@ def test_a_device_that_fails_in_the_middle_is_named_everywhere_and_nobody_hangs(
 
 
 @contextlib.contextmanager
-def interrupted_after(seconds):
-    """Raise Interrupted from a signal handler."""
-    handler = signal.signal(signal.SIGALRM, lambda *_: interrupt())
+def interrupted_after(seconds, handle=lambda: None):
+    """Raise Interrupted from a signal handler, after calling `handle`."""
+    handler = signal.signal(signal.SIGALRM, lambda *_: (handle(), interrupt()))
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

@@ -336,15 +336,23 @@ def test_a_device_that_averages_and_fails_is_named_everywhere(comm, direct, stre
     direct.synchronize(stream)
     average = ALL["ready"](comm, vector)
     assert average.path == "direct"
+
+    def fail():
+        time.sleep(0.1)
+        direct.fail(ILLEGAL_ADDRESS)
+        comm.Ibarrier().Wait()
+
     if comm.rank == 1:
         with contextlib.ExitStack() as stack:
             if when == "before":
                 stack.enter_context(direct.holding(stream))
-            stack.enter_context(meanwhile(lambda: (time.sleep(0.1), direct.fail(ILLEGAL_ADDRESS))))
+            stack.enter_context(meanwhile(fail))
             stack.enter_context(pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"))
             average(vector)
     else:
+        failed = comm.Ibarrier()
         if when == "in a group":
-            time.sleep(0.2)  # rank 1 waits for it
+            failed.Wait()  # rank 1 waits for it
         hear_that_rank_1_failed(average, vector)
+        failed.Wait()
     close_after_failure(comm, direct, average)

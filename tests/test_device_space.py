@@ -48,9 +48,9 @@ def of_dtypes(dtype, wire, queue):
 
 
 def wait(passes, space):
-    """Wait until all passes are over, for a few seconds at most."""
+    """Wait until all passes are over, for half a minute at most."""
     ticket = passes.begun(space)
-    for _ in range(5000):
+    for _ in range(20_000):
         if passes.over(space, ticket):
             return
         time.sleep(1e-3)

@@ -413,6 +413,7 @@ def test_a_call_that_waits_for_long_says_for_whom(comm, caplog):
         form(comm, mine, PlannedGroups, plan=plan, stall=0.2) as collective,
         caplog.at_level(logging.WARNING),
     ):
+        comm.Barrier()
         if comm.rank == 3:
             for source in (1, 2):
                 wait_until(lambda source=source: comm.iprobe(source=source))

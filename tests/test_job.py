@@ -75,6 +75,7 @@ def end(comm, monkeypatch, capfd):
 
         monkeypatch.setattr("collectives.process.end_job", exit_with)
         monkeypatch.setattr(job.time, "sleep", wait)
+        monkeypatch.setitem(job.PATIENCE, job.OWN, 20.0)
         try:
             status = job.end(comm, error)
         except SystemExit as ended:

@@ -485,21 +485,28 @@ def test_ranks_with_fewer_steps_of_two_optimizers_join_both(comm, method):
             train(comm, model, optimizer, [0])
 
 
+def serve_until_all_come(comm, wrapped):
+    """Who waits for nobody has still to serve the others."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        wrapped.collective.statistics()
+
+
 @each_method
 def test_without_a_progress_thread_steps_bring_models_together(comm, method):
     model = nn.Linear(4, 1, bias=False)
     with method.wrap(model, comm, lambda of: torch.optim.SGD(of, lr=1.0), engine="none") as wrapped:
         steps = 60
-        for _ in range(steps):
+        for step in range(1, steps + 1):
             model.weight.grad = torch.full_like(model.weight, -float(comm.rank))
             wrapped.step()
             time.sleep(0.0005)
+            if step % 10 == 0 and not method.exclusive:
+                serve_until_all_come(comm, wrapped)  # else a rank that stands still meets nobody
         wrapped.complete()
         if method.exclusive:
             with wrapped.averaged():  # from here on nobody waits for this rank's next step
                 pass
-        request = comm.Ibarrier()
-        while not request.Test():  # who waits for nobody has still to serve the others
-            wrapped.collective.statistics()
+        serve_until_all_come(comm, wrapped)
         spread = np.ptp(comm.allgather(model.weight[0, 0].item()))
         assert spread < 0.7 * steps * (comm.size - 1)  # without averages it would be all of that

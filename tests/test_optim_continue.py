@@ -161,7 +161,7 @@ def test_a_count_in_a_buffer_gives_all_ranks_one_learning_rate(comm, solo):
         with optimizer.join():
             while model.steps < 30:
                 backward(model, comm.rank, made)
-                time.sleep(0.004 if comm.rank == 1 else 0.001)
+                time.sleep(0.02 if comm.rank == 1 else 0.001)
                 optimizer.step()
                 scheduler.step()
                 made += 1

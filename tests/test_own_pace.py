@@ -61,11 +61,13 @@ def test_no_call_waits_for_an_application(comm):
         comm.Barrier()
         if comm.rank == 1:
             comm.Ibarrier().Wait()
-            assert average.executed >= 60
+            wait_until(lambda: average.executed >= 60)
             mine += 4
+            executed = average.executed
             result = average(mine)
             assert not result.timely
-            assert result.version == average.executed - 1
+            # The last call of the others may have begun one more.
+            assert executed <= result.version + 1 <= average.executed
         else:
             for _ in range(60):
                 mine += 4

@@ -130,7 +130,7 @@ def test_with_majority_versions_begin_with_the_rank_that_is_drawn(comm):
             if mine < last:
                 result = average(vector)
             else:
-                time.sleep(0.002)
+                time.sleep(0.02)
                 if mine > last:
                     while average.executed <= version:
                         time.sleep(0.0005)

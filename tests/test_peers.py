@@ -223,6 +223,7 @@ def test_no_call_waits_for_a_rank_that_computes_which_is_averaged_meanwhile(comm
     mine = np.full(1000, float(comm.rank))
     with PairwiseAverage(comm, mine, graph=networkx.star_graph(comm.size - 1)) as average:
         average(mine)
+        comm.Barrier()
         if comm.rank:
 
             def has_averaged():
@@ -847,6 +848,7 @@ def test_settings_that_differ_are_named(comm):
 def test_a_call_that_waits_for_long_says_for_whom(comm, caplog):
     mine = np.zeros(3)
     with NeighborAverage(comm, mine, stall=0.2) as average, caplog.at_level(logging.WARNING):
+        comm.Barrier()
         if comm.rank == 2:
             wait_until(lambda: comm.iprobe(source=1))
             comm.recv(source=1)

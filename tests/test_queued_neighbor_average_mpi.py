@@ -205,6 +205,11 @@ def test_a_call_that_waits_for_long_names_the_update_or_the_token(comm, caplog):
             else:
                 for _ in range(first):
                     average(mine)
+                for other in (0, 3):
+                    if comm.rank == 1:
+                        comm.recv(source=other)
+                    elif comm.rank == other:
+                        comm.send("called", dest=1)
                 with caplog.at_level(logging.WARNING), contextlib.ExitStack() as stack:
                     if comm.rank == 1:
                         stack.enter_context(interrupted(once=lambda: caplog.records))

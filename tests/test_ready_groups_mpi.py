@@ -105,6 +105,7 @@ def test_all_members_of_a_group_get_its_mean(comm, length, controller_rank):
 
 
 @pytest.mark.ranks(4)
+@pytest.mark.usefixtures("usual_patience")
 def test_a_controller_that_was_held_up_drops_nobody_who_is_ready(comm):
     """It is stopped for longer than it would wait, while two ranks' signals arrive."""
     mine = np.full(SHORT, float(comm.rank))
@@ -335,6 +336,7 @@ def test_a_call_ends_without_ranks_that_wait_for_it_elsewhere(comm, alone):
 @pytest.mark.ranks(4)
 @pytest.mark.transports("shared")
 @pytest.mark.parametrize("make", [ReadyGroupAllreduce, GeneratedGroupAllreduce])
+@pytest.mark.usefixtures("usual_patience")
 def test_a_rank_that_is_elsewhere_costs_one_wait_and_not_one_for_each_call(comm, make):
     """At first one waits for the others' message, later two are in a barrier. It takes a second."""
     mine = np.full(SHORT, float(comm.rank))

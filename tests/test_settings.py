@@ -234,6 +234,7 @@ def test_the_stall_limit_is_the_arguments_else_the_variables(
         monkeypatch.setattr(caplog.handler, "emit", tell_rank_0(comm, caplog.handler.emit))
     mine = np.zeros(3)
     with make(comm, stall=argument, log_level="warning") as average:
+        comm.Barrier()
         if comm.rank == 0 and said:
             wait_until(lambda: all(comm.iprobe(source=rank) for rank in others))
         elif comm.rank == 0:

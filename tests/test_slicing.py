@@ -225,7 +225,7 @@ def test_a_change_is_left_out_if_a_stopped_rank_may_still_write_to_its_base(comm
     """Rank 1 is stopped for longer than rank 0's exception waits for its messages."""
     mine = np.zeros(2_000_000)
     with GroupAllreduce(comm, mine, group_size=4, sync_period=NEVER, wait="group") as average:
-        attempts = interrupt(comm, average, mine, seconds=1.5)
+        attempts = interrupt(comm, average, mine, seconds=4)
         if comm.rank == 0:
             wait_until(lambda: average.executed == attempts)
             mine += 4

@@ -139,7 +139,7 @@ def test_messages_between_peers_are_recorded_on_both_sides(comm, directory, kind
         waited = Counter()
         for each in found.ranks[0].slices:
             waited.update(each.about.get("for rank: how late (µs)", {}))
-        assert waited.most_common(1)[0][0] == str(late)
+        assert waited[str(late)] > 15_000  # of three pauses of 20 ms
 
 
 @pytest.mark.transports("messages")
@@ -226,8 +226,10 @@ def test_only_some_ranks_with_the_variable_are_refused(comm, directory, monkeypa
 def test_a_rank_that_is_too_late_compares_its_clock_the_next_time(comm):
     own = comm.Dup()
     if comm.rank == 1:
-        time.sleep(0.3)
+        comm.recv(source=0)
     found = clocks.compare(own, 0.05)
+    if comm.rank == 0 and comm.size > 1:
+        comm.send("too late", dest=1)
     assert comm.rank != 1 or found is None
     comm.Barrier()
     found = clocks.compare(own, 5.0)

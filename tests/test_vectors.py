@@ -211,7 +211,7 @@ def test_a_wrong_list_raises_naming_the_array_and_others_learn_of_it(comm, kind,
                 average(mine)
         else:
             with pytest.raises(RankFailedError, match=f"rank 1 failed.*{message}"):
-                for _ in range(5000):
+                while True:
                     average(mine)
                     time.sleep(0.001)
 
@@ -401,7 +401,7 @@ def test_a_wrong_weight_raises_and_the_other_ranks_learn_of_it(comm, weight):
                 average(mine, weight=weight)
         else:
             with pytest.raises(RankFailedError, match="rank 1 failed.*weight is"):
-                for _ in range(5000):
+                while True:
                     average(mine)
                     time.sleep(0.001)
 

@@ -152,9 +152,10 @@ class StoppingRank:
             if not self.over:
                 self.process.suspend()
 
-    def interrupt(self, operation, seconds):
+    def interrupt(self, operation, seconds, in_the_middle):
         """Interrupt the operation while that rank is stopped, which goes on so much later.
 
+        Where it has not stopped in the middle, it goes on at once, and nothing is interrupted.
         Return whether the operation did not end before that.
         """
         going_on = threading.Timer(seconds, self.process.resume)
@@ -163,6 +164,9 @@ class StoppingRank:
             return self.condition() and self.process.status() == psutil.STATUS_STOPPED
 
         def handle():
+            if not in_the_middle():
+                self.process.resume()
+                return
             going_on.start()
             interrupt()
 
@@ -181,14 +185,17 @@ def interrupt_in_the_middle(comm, prepare, operation, arrays, seconds=0.2):
     Prepare and try again where rank 1's stop came too late, as on a machine with other load. Return
     how often it was tried.
     """
-    for attempts in range(1, 20):
+
+    def incomplete():
+        return not all((array == 6).all() for array in arrays)
+
+    for attempts in range(1, 100):
         prepare()
         with StoppingRank(comm, 1, lambda: arrays[0][0] == 6) as stopping:
             comm.Barrier()
             in_the_middle = False
             if comm.rank == 0:
-                in_the_middle = stopping.interrupt(operation, seconds)
-                in_the_middle &= not all((array == 6).all() for array in arrays)
+                in_the_middle = stopping.interrupt(operation, seconds, incomplete) and incomplete()
             else:
                 operation()
         # Rank 0 must not wait here for the others, which may be in the exchange still.

@@ -1,5 +1,5 @@
 cdef int KEPT, PATIENCE
-cdef long long UNKNOWN, NEVER, LEAST
+cdef long long UNKNOWN, NEVER, LEAST, least
 
 cdef class Paces:
     cdef long long[::1] times, added, medians, sorted
