@@ -291,17 +291,18 @@ class GroupAllreduce(Collective):
 
         If one of them cannot be given at this pace, tell all ranks, and raise.
         """
+        if self.pace == "common" and work == 1:  # at most calls, which are short
+            return weight
         if why_not := self._pace_refuses(weight, work):
             self._refuse(why_not)
-        if self.pace == "common":
-            return weight
         return 1.0 if work == 1 else self._checked(work, "work")
 
     def _pace_refuses(self, weight: float, work: float) -> str | None:
         """Return why one of them cannot be given at this pace, None if both can."""
         if self.pace == "common":
-            why_not = f"work is {work!r} with pace 'common', which counts calls only"
-            return None if work == 1 else why_not
+            if work == 1:
+                return None
+            return f"work is {work!r} with pace 'common', which counts calls only"
         return None if weight == 1 else f"weight is {weight!r} with pace 'own', not 1"
 
     def _checked(self, number: float, name: str) -> float:
