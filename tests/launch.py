@@ -23,7 +23,7 @@ import psutil
 STARTUP = Path(__file__).parent / "startup"  # see the module in it
 WITHOUT_PLOTS = "WITHOUT_PLOTS"  # the variable by which that hides matplotlib
 SHARED_MEMORY = Path("/dev/shm")
-ENDING = 3.0  # seconds that processes may outlive their mpiexec
+ENDING = 15.0  # seconds that processes may outlive their mpiexec
 # Open MPI starts no ranks as root, and none beyond the number of cores, unless it is told to.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -332,4 +332,6 @@ def print_stacks(job):
     while any(p in pythons for p in job.processes()) and time.monotonic() < deadline:
         time.sleep(0.02)
     signal_all(others, signal.SIGCONT)
-    time.sleep(0.5)
+    deadline = time.monotonic() + ENDING
+    while job.poll() is None and time.monotonic() < deadline:  # what was printed is passed on
+        time.sleep(0.02)

@@ -23,7 +23,9 @@ DEFAULT_SIZES = (4,)
 # Seconds that a rank whose test failed waits for the others.
 GRACE = float(os.environ.get("LOCKSTEP_GRACE", "5"))
 PATIENCE = 120.0  # seconds that other ranks wait, unless the test has a time limit of its own
-PRINTING = 1.0  # seconds between a rank's last message and the abort, for those of the others
+PRINTING = float(
+    os.environ.get("LOCKSTEP_PRINTING", "1")
+)  # seconds between a rank's last message and the abort, for those of the others
 
 
 def check_ranks(item) -> tuple[int, ...]:

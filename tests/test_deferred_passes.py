@@ -51,4 +51,4 @@ def test_what_is_asked_is_answered_when_the_ticket_is_over(extension):
 def test_sending_too_early_is_seen(mpirun, extension):
     """Where tickets are said to be over before they are."""
     calls, _ = differing(mpirun, extension, "lying")
-    assert calls > 10
+    assert calls > 0

@@ -3,7 +3,8 @@
 import pytest
 import stand_in
 
-pytestmark = pytest.mark.launch
+# The device may have to be compiled.
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(400)]
 
 HEAD = """
 import os

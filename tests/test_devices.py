@@ -230,6 +230,7 @@ LENGTH = ("--steps", 5, "--batch-size", 4, "--runs-dir", "runs")
 
 
 @pytest.mark.launch
+@pytest.mark.timeout(400)  # the test device may have to be compiled
 def test_training_on_a_device_gives_the_bits_of_the_cpu(mpirun, tmp_path):
     torch_device = pytest.importorskip("torch_device")
     torch_device.build()

@@ -21,7 +21,7 @@ def play(*arguments):
     )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("ranks", "first", "runs"),
     [(1, 0, 19), (2, 0, 20), pytest.param(2, 20, 21, marks=pytest.mark.extra)],

@@ -16,7 +16,8 @@ from wagma.optim.gradients import FlatGradients
 from wagma.optim.overlap import Overlap
 from wagma.optim.vectors import LEGACY_STREAM
 
-pytestmark = pytest.mark.torch_device
+# The device may have to be compiled.
+pytestmark = [pytest.mark.torch_device, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -392,7 +392,7 @@ device.close()
 def test_where_no_time_is_left_no_job_is_begun(gpu, tmp_path):
     """A part's own measuring takes 15 s; tests may be ended at any time."""
     measured = measured_by(gpu, tmp_path, seconds_ago=gpu.LIMIT - 20)
-    with pytest.raises(gpu.NotMeasured, match="the others have taken 520 s"):
+    with pytest.raises(gpu.NotMeasured, match=r"the others have taken 52\d s"):
         gpu.run(gpu.Job("copies", 1, 60), measured, None)
     gpu.check_time(gpu.Job("tests", 1, 60), measured)
 
@@ -407,7 +407,11 @@ def test_what_is_measured_without_mps_is_measured_with_it(gpu):
 
 def test_a_job_that_does_not_end_is_ended(gpu):
     loop = "import time; print('begun', flush=True); time.sleep(60)"
-    assert gpu.run_for([sys.executable, "-c", loop], 1.0) == (None, "begun\n")
+    for limit in (1.0, 30.0):  # the first is too short for a Python on a busy machine
+        ended = gpu.run_for([sys.executable, "-c", loop], limit)
+        if ended != (None, ""):
+            break
+    assert ended == (None, "begun\n")
     assert gpu.run_for([sys.executable, "-c", "raise SystemExit(3)"], 9.0) == (3, "")
 
 

@@ -35,7 +35,7 @@ def mpi_pytest(mpirun, tmp_path):
             *("-m", "pytest", "--with-mpi", "-p", "no:cacheprovider", "--color=no", *arguments),
             timeout=60,
             cwd=tmp_path,
-            env={"PYTHONPATH": str(HERE), "LOCKSTEP_GRACE": "2", **env},
+            env={"PYTHONPATH": str(HERE), "LOCKSTEP_GRACE": "30", **env},
         )
 
     return run
@@ -43,7 +43,10 @@ def mpi_pytest(mpirun, tmp_path):
 
 def runs(pid):
     # An orphan's new parent may be slow to take note of its end.
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.mpi
@@ -130,6 +133,7 @@ def test_a_failing_rank_that_the_others_wait_for_aborts_the_run_with_its_traceba
             comm.Barrier()
         """,
         "--timeout=50",
+        LOCKSTEP_GRACE="2",
     )
     assert result.returncode not in (0, 5)
     assert "rank 2: is at call of test_inner.py::test_others_wait; ranks 0, 1, 3" in result.stderr
@@ -153,10 +157,11 @@ def test_a_hanging_rank_aborts_the_run_with_its_stack(mpi_pytest):
                 print("the last word")
                 wait_for_nobody(comm)
         """,
-        "--timeout=2",
+        "--timeout=5",
+        LOCKSTEP_PRINTING="3",
     )
     assert result.returncode not in (0, 5)
-    assert "rank 1: test_inner.py::test_one_hangs has not ended after 2.0 s" in result.stderr
+    assert "rank 1: test_inner.py::test_one_hangs has not ended after 5.0 s" in result.stderr
     assert "in wait_for_nobody" in result.stderr
     assert "the last word" in result.stderr
     assert "This rank waits for rank 1." in result.stderr
@@ -177,7 +182,8 @@ def test_a_rank_that_hangs_in_teardown_after_a_failure_aborts_the_run(mpi_pytest
         def test_fails_and_hangs(closes_badly):
             assert False, "the reason"
         """,
-        "--timeout=2",
+        "--timeout=5",
+        LOCKSTEP_PRINTING="3",
     )
     assert result.returncode not in (0, 5)
     assert "in closes_badly" in result.stderr
@@ -224,7 +230,10 @@ def test_mpirun_ends_a_job_that_takes_too_long_and_shows_where_it_was(mpirun, fo
 
 @pytest.mark.launch
 @pytest.mark.parametrize("forked", [False, True])
-def test_mpirun_finds_and_ends_a_process_that_outlives_its_job(mpirun, tmp_path, forked):
+def test_mpirun_finds_and_ends_a_process_that_outlives_its_job(
+    mpirun, tmp_path, monkeypatch, forked
+):
+    monkeypatch.setattr("launch.ENDING", 3.0)
     pid = tmp_path / "pid"
     code = f"""
         import pathlib, subprocess
@@ -239,19 +248,26 @@ def test_mpirun_finds_and_ends_a_process_that_outlives_its_job(mpirun, tmp_path,
 
 
 @pytest.mark.launch
-def test_mpirun_removes_the_shared_memory_of_an_aborted_job(mpirun, monkeypatch):
+def test_mpirun_removes_the_shared_memory_of_an_aborted_job(mpirun, tmp_path, monkeypatch):
     def slowly(job):
         time.sleep(0.1)  # as on a busy machine
         return processes(job)
 
-    processes = Job.processes
+    def note(job):
+        note_segments(job)
+        if job._segments:
+            seen.touch()
+
+    processes, note_segments, seen = Job.processes, Job._note_segments, tmp_path / "seen"
     monkeypatch.setattr(Job, "processes", slowly)
-    code = """
-        import time
+    monkeypatch.setattr(Job, "_note_segments", note)
+    code = f"""
+        import os, time
         from mpi4py import MPI
-        mapped = {word for word in open("/proc/self/maps").read().split() if "/dev/shm/" in word}
+        mapped = {{word for word in open("/proc/self/maps").read().split() if "/dev/shm/" in word}}
         print(*mapped, flush=True)
-        time.sleep(1)
+        while mapped and not os.path.exists({str(seen)!r}):
+            time.sleep(0.01)
         MPI.COMM_WORLD.Abort(3)
     """
     result = mpirun(2, "-c", textwrap.dedent(code), timeout=20)

@@ -489,6 +489,7 @@ def test_wagmas_groups_are_biased_and_corrected_they_are_not():
         assert places == pytest.approx([OPTIMUM] * 4, abs=1e-6), wait
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "momentum", [pytest.param(0.0, marks=[pytest.mark.extra, pytest.mark.long]), 0.5]
 )

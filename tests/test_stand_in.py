@@ -13,6 +13,7 @@ import stand_in
 from stand_in import DISORDER, HOST_ACCESS, LEGACY, MISUSE
 
 N = 50_000
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
 HEAD = """
 import ctypes
@@ -87,10 +88,12 @@ def test_streams_copy_in_their_order(device):
 def test_the_host_does_not_wait_for_what_it_puts_into_a_stream(device):
     stream = device.create_stream()
     before = device.counts()
-    device.sleep(0.3, stream)
-    assert device.driver.cuStreamQuery(ctypes.c_void_p(stream)) != 0
+    device.hold(stream)
     x = device.array(np.zeros(N), stream)
     assert device.counts().blocking - before.blocking == 1  # the allocation of pinned memory
+    with device.current():
+        assert device.driver.cuStreamQuery(ctypes.c_void_p(stream)) == NOT_READY
+    device.open()
     device.synchronize(stream)
     assert device.counts().blocking - before.blocking == 2
     del x
@@ -296,14 +299,16 @@ def test_a_stream_that_is_full_blocks_all_calls_of_the_process():
         threads = [start(fill)]
         while len(queued) < 7:
             time.sleep(0.001)
-        time.sleep(0.02)
-        threads.append(start(ask))
-        time.sleep(0.1)
-        assert (len(queued), len(asked)) == (7, 0), (queued, asked)
+        for _ in range(100):
+            threads.append(start(ask))
+            threads[-1].join(0.2)
+            if threads[-1].is_alive():
+                break  # before, the stream was not full yet
+        assert (len(queued), len(asked)) == (7, len(threads) - 2), (queued, asked)
         device.open()
         for thread in threads:
             thread.join()
-        assert (len(queued), len(asked)) == (9, 1)
+        assert (len(queued), len(asked)) == (9, len(threads) - 1)
         print("done")
         """,
         STAND_IN_QUEUE="8",

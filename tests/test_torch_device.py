@@ -13,7 +13,8 @@ import torch
 import torch_device
 from torch import nn
 
-pytestmark = pytest.mark.torch_device
+# The device may have to be compiled.
+pytestmark = [pytest.mark.torch_device, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

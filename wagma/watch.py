@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -82,7 +83,8 @@ def watch(settings: argparse.Namespace, signals: Signals) -> int:
                 time.sleep(settings.interval)
                 run.poll()
                 if run.ended:
-                    run = find(settings.watched)
+                    with contextlib.suppress(UsageError):  # the next one's files are being made
+                        run = find(settings.watched)
     except Interrupted:
         pass
     console.print(frame(run, *console.size))

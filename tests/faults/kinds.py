@@ -86,6 +86,17 @@ class Fault(NamedTuple):
         )
 
 
+# Lets a process go on that long after it was stopped.
+WAKER = """
+import os, signal, sys, time
+pid, seconds = int(sys.argv[1]), float(sys.argv[2])
+while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "T":
+    time.sleep(0.01)
+time.sleep(seconds)
+os.kill(pid, signal.SIGCONT)
+"""
+
+
 class Planted:
     """A fault in this process.
 
@@ -116,8 +127,8 @@ class Planted:
         elif kind == "signalled":
             self._later(signal.SIGTERM)
         elif kind == "stopped":
-            wake = f"time.sleep({self.stop_s}); os.kill({os.getpid()}, {signal.SIGCONT})"
-            subprocess.Popen([sys.executable, "-S", "-c", f"import os, time; {wake}"])
+            told = [WAKER, str(os.getpid()), str(self.stop_s)]
+            subprocess.Popen([sys.executable, "-S", "-c", *told])
             self._later(signal.SIGSTOP)
 
     def is_nan(self, step: int) -> bool:
