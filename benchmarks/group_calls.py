@@ -60,6 +60,9 @@ class Planned:
     def passed(self, time):
         pass
 
+    def fell_due(self):
+        pass
+
     def reduced(self, group):
         pass
 

@@ -243,7 +243,7 @@ def dynamic_weights(
     _check_average(alpha, missing)
     given = list(iterations)
     for iteration in given:
-        checked_integer("an iteration", iteration, -(2**62), 2**62)
+        checked_integer("an iteration", iteration, -(2**61), 2**61)
     if not given:
         raise ValueError("iterations is empty")
     weights = np.empty(len(given))

@@ -436,6 +436,9 @@ class World:
     def possible(self):
         """Return these, and that calls have waited for long."""
         events = list(self.events())
+        for rank, protocol in enumerate(self.protocols):
+            if protocol.due <= self.time:
+                events.append((self._fall_due, rank))
         if self.passes and not events and self._next_due() < paces.NEVER:
             events.append((self._pass_until_due, None))
         if self.spurious or (self.overdue and not events):
@@ -460,8 +463,13 @@ class World:
     def pass_until(self, time):
         """Let the time be this."""
         self.time = time
-        for protocol in self.protocols:
+        for rank, protocol in enumerate(self.protocols):
             protocol.passed(time)
+            if protocol.due <= time:
+                self._fall_due(rank)
+
+    def _fall_due(self, rank):
+        self.protocols[rank].fell_due()
 
     def _act(self, rank):
         port, protocol = self.ports[rank], self.protocols[rank]

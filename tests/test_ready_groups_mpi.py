@@ -125,6 +125,29 @@ def test_a_controller_that_was_held_up_drops_nobody_who_is_ready(comm):
     assert comm.rank == 0 or (mine == 2).all()
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.usefixtures("usual_patience")
+def test_ranks_that_were_grouped_while_the_controller_was_held_up_are_not_late(comm):
+    """Nobody is ready before it is stopped; rank 0 itself comes afterwards."""
+    mine = np.full(SHORT, float(comm.rank))
+    with ReadyGroupAllreduce(comm, mine, group_size=2) as allreduce:
+        controller = psutil.Process(comm.bcast(os.getpid()))
+        if comm.rank == 2:
+            controller.suspend()
+            threading.Timer(2, controller.resume).start()
+        if comm.rank in (1, 3):
+            wait_until(lambda: controller.status() == psutil.STATUS_STOPPED)
+        if comm.rank == 0:
+            comm.recv(tag=1)  # from one whose group was formed
+        group = allreduce(mine).group
+        if comm.rank in (1, 2, 3) and 0 not in group:
+            comm.isend("formed", dest=0, tag=1).wait()
+        assert len(group) == 2
+        comm.Barrier()
+        if comm.rank == 0:
+            comm.recv(tag=1)
+
+
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize(
     ("weights", "missing", "dtype"),

@@ -10,7 +10,12 @@ import pytest
 from launch import Signal
 from together import NEVER, interrupted
 
-from collectives import GroupAllreduce, PairwiseAverage, RankFailedError
+from collectives import (
+    GeneratedGroupAllreduce,
+    GroupAllreduce,
+    PairwiseAverage,
+    RankFailedError,
+)
 
 SHORT = 0.3  # seconds without progress that are a stall here
 
@@ -189,6 +194,23 @@ def test_a_rank_without_a_progress_thread_does_not_answer(comm, reports):
     if comm.rank != 2:
         (text,) = reports.texts
         assert re.search(about("version 0", r"does not answer \(stopped, or computing "), text)
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(3)
+@pytest.mark.transports("messages")
+@pytest.mark.usefixtures("usual_patience")
+def test_reminders_of_those_that_wait_delay_no_report(comm, reports):
+    """Two members of a group wait for the third, and remind each other every second."""
+    mine = np.zeros(3)
+    with GeneratedGroupAllreduce(comm, mine, group_size=3, engine="none", stall=1.5) as average:
+        average(mine)
+        if comm.rank == 2:
+            reports.wait_for(2)
+        average(mine)
+    if comm.rank != 2:
+        (text,) = reports.texts
+        assert re.search(about("call 1, in group 1,"), text)
 
 
 @pytest.mark.mpi

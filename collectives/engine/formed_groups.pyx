@@ -1,5 +1,7 @@
 """Calls of methods whose groups a protocol forms: what callers wait for, and what Python calls."""
 
+import array
+
 from cpython.buffer cimport PyBUF_WRITABLE
 from mpi4py.MPI cimport Comm
 
@@ -98,6 +100,11 @@ cdef class FormedGroups(ProtocolCalls):
     cdef bint is_busy(self) noexcept nogil:
         return ProtocolCalls.is_busy(self) or self.deciding.is_busy()
 
+    cdef long long advanced(self) noexcept nogil:
+        # Ready signals and reminders end no wait.
+        return (self.reduction.progress_count + self.group_reduction.progress_count
+                + self.queue.step_count)
+
     cdef long long progressed(self) noexcept nogil:
         return (self.reduction.progress_count + self.group_reduction.progress_count
                 + self.queue.progress_count)
@@ -126,17 +133,34 @@ cdef class FormedGroups(ProtocolCalls):
         answer[1] = self.queue.first.number + 1 if self.deciding.begun else 0
 
     def _waits_in_call(self):
-        cdef int rank, i
+        cdef int rank
         awaited = {rank for rank in range(self.size) if self.queue.protocol.waits_for(rank)}
         where = "close()" if self.stalls.closing else f"call {self.calls_made()}"
-        if self.deciding.begun:
-            where = f"{where}, in group {self.queue.first.number},"
-            awaited.update([self.queue.first.members[i] for i in range(self.queue.first.size)])
+        number, members = self._averaged()
+        if members:
+            where = f"{where}, in group {number},"
+            awaited.update(members)
         return where, sorted(awaited)
+
+    def _averaged(self):
+        """Return the number and the members of the group being averaged; 0 and [] without one."""
+        cdef int[::1] members = array.array("i", [0]) * self.size
+        cdef long long number = 0
+        cdef int i, count = 0
+        with nogil:
+            # The progress thread may end the average meanwhile.
+            pthread_mutex_lock(&self.lock)
+            if self.deciding.begun:
+                number, count = self.queue.first.number, self.queue.first.size
+                for i in range(count):
+                    members[i] = self.queue.first.members[i]
+            pthread_mutex_unlock(&self.lock)
+        return number, list(members[:count])
 
     cdef why_missing_in_call(self, long long *answer, operation, elsewhere):
         """Return why a rank is missing; a member of this group may be in an earlier one."""
-        if self.deciding.begun and answer[1] not in (0, self.queue.first.number + 1):
+        number, members = self._averaged()
+        if members and answer[1] not in (0, number + 1):
             return f"in group {answer[1] - 1}"
         return operation or (None if answer[3] else elsewhere)
 

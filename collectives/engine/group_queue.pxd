@@ -15,7 +15,7 @@ cdef struct Step:
 cdef class GroupQueue(GroupRankPort):
     cdef readonly GroupProtocol protocol
     cdef readonly IntegerMessages messages
-    cdef readonly long long progress_count
+    cdef readonly long long progress_count, step_count
     cdef int error
     cdef int rank, size
     # Steps to be executed, in order, and steps that are not in use.

@@ -106,13 +106,13 @@ cdef class GroupQueue(GroupRankPort):
         step.next = self.unused
         self.unused = step
         self.progress_count += 1
+        self.step_count += 1
 
     cdef bint is_under_way(self) noexcept nogil:
         return self.first != NULL or self.messages.under_way > 0 or self.messages.receiving
 
     cdef long long now(self) noexcept nogil:
-        # Where this process was held up, others' messages wait: they come before what is due.
-        return min(now(), self.protocol.due - 1)
+        return now()
 
     cdef Step *_add_step(self) noexcept nogil:
         """Add a step after all others, and return it; NULL and an error without memory."""
@@ -134,6 +134,7 @@ cdef class GroupQueue(GroupRankPort):
                 return NULL
         step.returns = False
         step.next = NULL
+        self.step_count += 1
         if self.first == NULL:
             self.first = step
         else:
@@ -153,6 +154,7 @@ cdef class GroupQueue(GroupRankPort):
             count += 1
         if count < MOST_AT_ONCE and self.protocol.due != NEVER and now() >= self.protocol.due:
             self.protocol.passed(now())
+            self.protocol.fell_due()
         self.messages.test()
         self.progress_count += count
         if self.messages.error != 0:

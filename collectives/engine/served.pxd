@@ -31,6 +31,7 @@ cdef class Served:
     cdef bint progress(self) noexcept nogil
     cdef bint is_in_memory(self) noexcept nogil
     cdef void progress_in_memory(self) noexcept nogil
+    cdef long long advanced(self) noexcept nogil
     cdef long long progressed(self) noexcept nogil
     cdef long long busy_ns(self) noexcept nogil
     cdef bint is_copying(self) noexcept nogil

@@ -50,7 +50,7 @@ cdef class Waiter:
         it has waited. About ten times a second it looks for signals, stalls and failed devices.
         """
         cdef Waiting waiting
-        cdef long long progress_count, busy, end
+        cdef long long advanced, progress_count, busy, end
         cdef int polls = 0
         cdef bint spins = self.spins
         if collective.reached(goal):
@@ -72,7 +72,7 @@ cdef class Waiter:
             while not collective.reached(goal):
                 if collective.is_in_vain(goal):
                     give_up(collective, goal)
-                progress_count = collective.progressed()
+                progress_count, advanced = collective.progressed(), collective.advanced()
                 if spins and self._spin(collective, goal):
                     break
                 self._pause(collective, &waiting)
@@ -83,8 +83,9 @@ cdef class Waiter:
                     collective.progress()
                 spins = False
                 if collective.progressed() != progress_count:
-                    waiting.progressed = now()
                     spins = self.spins
+                if collective.advanced() != advanced:
+                    waiting.progressed = now()
         finally:
             if self.yields_often:
                 set_slice(0)

@@ -33,6 +33,7 @@ cdef class GroupProtocol:
 
     cdef void begin(self) noexcept nogil
     cdef void passed(self, long long time) noexcept nogil
+    cdef void fell_due(self) noexcept nogil
     cdef void call(self) noexcept nogil
     cdef bint skips(self) noexcept nogil
     cdef bint averages(self) noexcept nogil

@@ -212,7 +212,7 @@ class GroupProtocol:
         passive: whether this rank averages its model while its application computes. The change
             that the application makes meanwhile is added to the model in the next call. This takes
             memory for two vectors.
-        due: the time from which `passed` is an event by itself.
+        due: the time from which `fell_due` is to be called.
     """
 
     def __init__(self, port, rank, size):
@@ -233,6 +233,13 @@ class GroupProtocol:
 
     def passed(self, time):
         """Note the time of the events that follow, in nanoseconds; it never goes back."""
+
+    def fell_due(self):
+        """Act, because the time has come to `due`.
+
+        By then messages that had arrived have been handled: where the process was held up, ranks
+        that are waited for may have sent theirs.
+        """
 
     def call(self):
         """Begin a call of the application."""

@@ -93,8 +93,8 @@ class GeneratedGroupProtocol(GroupProtocol):
 
     def passed(self, time):
         self.now = time
-        if time < self.due:
-            return
+
+    def fell_due(self):
         self.due = NEVER
         if self.calling:
             self.remind(LAST, False)

@@ -20,6 +20,7 @@ cdef class PartialReduceController:
     cdef long long[::1] since
     cdef Paces paces
     cdef bint frozen
+    cdef public bint judges
     cdef int[::1] window, sizes, parents, linked
     cdef int home, dropped, added
     cdef int[::1] chosen

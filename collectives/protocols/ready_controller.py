@@ -176,6 +176,9 @@ class PartialReduceController:
         # The number of formed groups up to which it certainly has only one component.
         self.connected_until = -1
         self.frozen = False
+        # Whether ranks that are late by now count as that, and the end of a hold has come. Else
+        # messages that have arrived may be unread: `due` is then now, not earlier.
+        self.judges = True
         # The time until which a group is held; the number of groups from which one may be again.
         self.held_until = 0
         self.holds_from = 0
@@ -252,7 +255,7 @@ class PartialReduceController:
         if not self.choose(count):
             self.holds += not self.held
             self.held = True
-            self.due = self.held_until
+            self.due = max(self.held_until, self.now)
             return False
         self.held = False
         self.choose_first(count)
@@ -284,13 +287,13 @@ class PartialReduceController:
         for rank in range(self.size):
             if self.is_there(rank) and not self.ready[rank]:
                 at = self.since[rank] + self.paces.patience(rank, slowest)
-                if all_others or at <= self.now:
+                if all_others or (self.judges and at <= self.now):
                     self.late[rank] = True
                     self.absences += 1
                     self.connected_until = -1
                     any_late = True
                 else:
-                    self.due = min(self.due, at)
+                    self.due = min(self.due, max(at, self.now))
         return any_late
 
     def choose_first(self, count):
@@ -361,7 +364,7 @@ class PartialReduceController:
         own: cython.longlong = NEVER
         first: cython.longlong = NEVER
         if self.held:
-            if self.now < self.held_until:
+            if self.now < self.held_until or not self.judges:
                 return True
             self.in_vain += 1
             return False

@@ -21,4 +21,4 @@ cdef class ReadyGroupProtocol(GroupProtocol):
         self, int source, long long kind, long long iteration, long long pauses, bint fresh
     ) noexcept nogil
     cdef void broadcast(self) noexcept nogil
-    cdef void form(self) noexcept nogil
+    cdef void form(self, bint judges) noexcept nogil

@@ -123,8 +123,9 @@ class ReadyGroupProtocol(GroupProtocol):
     def passed(self, time):
         if self.controller is not None:
             self.controller.now = time
-            if time >= self.due:
-                self.form()
+
+    def fell_due(self):
+        self.form(True)
 
     def control(self, source, kind, iteration, pauses, fresh):
         """Handle a rank's message to the controller, and send the answers."""
@@ -138,10 +139,11 @@ class ReadyGroupProtocol(GroupProtocol):
                 self.broadcast()
             self.message[0] = NOTED
             self.port.send(source, self.message[:1])
-        self.form()
+        self.form(False)
 
-    def form(self):
-        """Form groups while there are ranks for them."""
+    def form(self, judges):
+        """Form groups while there are ranks for them; see the controller's `judges`."""
+        self.controller.judges = judges
         while self.controller.form():
             self.broadcast()
         self.due = self.controller.due

@@ -78,6 +78,10 @@ cdef class ScriptedGroupProtocol(GroupProtocol):
         with gil:
             self._tell("passed", (time,))
 
+    cdef void fell_due(self) noexcept nogil:
+        with gil:
+            self._tell("fell_due")
+
     cdef void call(self) noexcept nogil:
         with gil:
             self._tell("call")

@@ -114,6 +114,8 @@ cdef class FormedGroupMethod(GroupsMethod):
             port.protocol.arrived(<int>a, port.coming[a].popleft())
         elif kind == PASSED:
             port.told_at = NEVER
+            if nanoseconds(self.simulation.now) >= port.protocol.due:
+                port.protocol.fell_due()
         else:
             group = port.steps[0]
             if group.members[0] == rank:
