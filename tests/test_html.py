@@ -266,6 +266,12 @@ def test_losses_that_json_lacks_leave_gaps():
     np.testing.assert_equal(means, [2, math.nan, 5])
 
 
+def test_what_lies_after_the_last_edge_is_left_out():
+    """Ranks at their own pace make more steps than the slowest, to which they are compared."""
+    means = run.binned(np.arange(1.0, 9), np.arange(8.0), np.array([0.0, 2.0, 4.0]))
+    np.testing.assert_equal(means, [0.5, 2.5])
+
+
 def test_the_heat_map_has_the_slowest_of_ranks_that_share_a_row(tmp_path):
     own = 2 * run.ROWS * [0.1]
     own[7] = 0.2

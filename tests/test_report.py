@@ -1,5 +1,6 @@
 """`wagma report`: who is slow, what that costs, what would help, and what is no straggler."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -396,6 +397,37 @@ def test_steps_that_take_no_time_do_not_last(tmp_path, own):
     assert report.of(table).remedies == ()
     table.write_text(40 * "0,0,0\n")
     assert report.of(table).simulated_s is None
+
+
+def test_where_no_step_ends_in_the_run_s_time_no_method_is_compared(tmp_path, monkeypatch):
+    run = Run(0)
+    written = run.write(tmp_path / "run", seconds=20.0)
+    assert report.of(written).remedies
+    monkeypatch.setattr(price.Job, "rate", lambda *arguments: 0.0)
+    assert report.of(written).remedies == ()
+
+
+def test_a_line_that_is_completed_while_it_is_read_is_left_out():
+    class Growing:
+        """A file of which more is written when its end was reached."""
+
+        def __init__(self, *lines):
+            self.lines = iter(lines)
+
+        def open(self, mode):
+            return contextlib.nullcontext(self)
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if (line := next(self.lines)) is None:
+                raise StopIteration
+            return line
+
+    line = b'{"compute_s": 1.0, "delay_s": 0.5}\n'
+    columns = records.columns_of(Growing(line, line[:9], None, line[9:], line, None))
+    assert columns["compute_s"].tolist() == [1.0]
 
 
 def test_ranks_that_made_different_numbers_of_steps_trained_for_a_time(tmp_path):

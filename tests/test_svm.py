@@ -6,13 +6,14 @@ import shutil
 import signal
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from launch import Signal
 from training import STATUSES
 
-from wagma import cli
+from wagma import cli, svm
 from wagma.wpsgd import weights
 from wagma.wpsgd.methods import METHODS
 
@@ -163,6 +164,16 @@ def test_ctrl_c_ends_it_and_leaves_what_there_is(mpirun, tmp_path, data):
     results = json.loads((tmp_path / "runs" / "mine" / "svm.json").read_text())["results"]
     assert list(results) == ["wp"] and len(results["wp"]["points"]) >= 3
     assert (tmp_path / "runs" / "mine" / "wp.npz").exists()
+
+
+def test_a_run_that_was_stopped_before_its_first_step_has_no_outcome():
+    closed = []
+    team = SimpleNamespace(stopped=True, close=lambda: closed.append(True))
+    settings = SimpleNamespace(
+        samples=10, methods=["wp", "direct"], seeds=1, seed=0, span=5, every=5
+    )
+    assert svm.train_all(settings, lambda name, seed: team, None, rank=1) == {}
+    assert closed == [True]
 
 
 ASLEEP = """

@@ -95,6 +95,16 @@ def test_a_file_that_is_cut_off_is_named(write):
         files.read(path)
 
 
+def test_a_damaged_file_is_named(write):
+    path = write(*LINES, name="a.svm.gz")
+    contents = bytearray(path.read_bytes())
+    for place in range(len(contents) // 2, len(contents) // 2 + 4):
+        contents[place] ^= 0xFF
+    path.write_bytes(contents)
+    with pytest.raises(UsageError, match=r"a.svm.gz"):
+        files.read(path)
+
+
 def test_a_model_may_have_more_features(write):
     read = files.read(write(*LINES), features=7)
     assert read.features == read.matrix.shape[1] == 7

@@ -233,6 +233,22 @@ def test_another_file_is_refused(tmp_path):
         rings.read(path)
 
 
+def test_a_file_from_a_machine_with_larger_pages_is_read(recording):
+    """Its descriptions begin where a page of its writer's ends."""
+    recorder.told("compute", 1.0, 1.5)
+    there = bytearray(recording.read_bytes())
+    here = rings.read(recording)
+    _, _, place, *_ = rings.HEADER.unpack_from(there)
+    more = 1 << 16
+    values = list(rings.HEADER.unpack_from(there))
+    values[2] += more
+    rings.HEADER.pack_into(there, 0, *values)
+    begin = place - 2 * values[4]
+    recording.write_bytes(there[:begin] + bytes(more) + there[begin:])
+    found = rings.read(recording)
+    assert found.about == here.about and found.events.tobytes() == here.events.tobytes()
+
+
 def test_a_damaged_file_is_refused(recording):
     contents = bytearray(recording.read_bytes())
     recording.write_bytes(contents[: len(contents) // 2])
@@ -266,6 +282,22 @@ def test_a_rank_that_was_not_compared_is_aligned_by_its_machine_or_marked():
     found = clocks.align([*compared, ring(2, clock="b"), ring(3, clock="c")])
     assert found[2].aligned and found[2].offsets == (7,)
     assert not found[3].aligned and "NOT ALIGNED" in found[3].in_words()
+
+
+def test_a_rank_that_is_not_aligned_aligns_no_other():
+    """Neither one on its machine nor one that was compared with it; in any order of ranks."""
+    compared = [ring(0, clocks=[[0, 0, 0, 0]]), ring(1, clock="b", clocks=[[0, S, 7, 1]])]
+    compared += [ring(rank, clock="b", clocks=[[0, S, 7, 1]]) for rank in (7, 8)]
+    apart = [
+        ring(2, clock="c", clocks=[[2, 0, 0, 0]]),
+        ring(3, clock="c", clocks=[[2, S, 5, 1]]),
+        ring(4, clock="d", clocks=[[2, S, 5, 1]]),
+    ]
+    found = clocks.align([*compared, *apart, ring(5, clock="e", clocks=[[6, S, 1, 1]])])
+    assert [found[rank].aligned for rank in range(6)] == [True, True, False, False, False, False]
+    chain = ring(5, clock="e", clocks=[[6, S, 1, 1]]), ring(6, clock="f", clocks=[[1, S, 2, 1]])
+    found = clocks.align([*compared, *chain])
+    assert found[5].aligned and found[5].offsets == (10,)
 
 
 def test_clocks_are_compared_by_way_of_another_rank():

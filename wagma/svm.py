@@ -247,17 +247,20 @@ def train_all(
     with closing(shown):
         for seed in range(settings.seed, settings.seed + settings.seeds):
             for name in settings.methods:
-                with closing(start(name, seed)) as team:
-                    points = []
-                    method = METHODS[name]
-                    for point in run(method, team, settings.span, settings.samples, settings.every):
-                        points.append(astuple(point))
-                        total, elapsed = done + point.samples, time.perf_counter() - began
-                        shown.update(total, elapsed, point.objective, total / elapsed)
+                team = start(name, seed)
+                points = []
+                method = METHODS[name]
+                for point in run(method, team, settings.span, settings.samples, settings.every):
+                    points.append(astuple(point))
+                    total, elapsed = done + point.samples, time.perf_counter() - began
+                    shown.update(total, elapsed, point.objective, total / elapsed)
+                if points:  # else it was stopped before
                     add(outcomes.setdefault(name, Outcome()), team, points, test)
-                    done += settings.samples
-                    if team.stopped:
-                        return outcomes
+                # All ranks close together: one that has failed ends the job instead.
+                team.close()
+                done += settings.samples
+                if team.stopped:
+                    return outcomes
     return outcomes
 
 

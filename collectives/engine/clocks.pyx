@@ -7,6 +7,7 @@ from libc.string cimport memset
 from mpi4py.libmpi cimport (
     MPI_LONG_LONG,
     MPI_STATUS_IGNORE,
+    MPI_SUCCESS,
     MPI_Cancel,
     MPI_Comm,
     MPI_Irecv,
@@ -50,15 +51,20 @@ cdef bint exchange(MPI_Comm comm, int rank, bint sends, bint sleeps, long long e
     """Send or receive a message; return whether that was complete in time."""
     global sent
     cdef MPI_Request request
-    cdef int done = 0
+    cdef int done = 0, error
     pthread_mutex_lock(&mpi_mutex)
     if sends:
-        MPI_Isend(sent, NUMBERS, MPI_LONG_LONG, rank, CLOCK_TAG, comm, &request)
+        error = MPI_Isend(sent, NUMBERS, MPI_LONG_LONG, rank, CLOCK_TAG, comm, &request)
     else:
-        MPI_Irecv(&received, NUMBERS, MPI_LONG_LONG, rank, CLOCK_TAG, comm, &request)
+        error = MPI_Irecv(&received, NUMBERS, MPI_LONG_LONG, rank, CLOCK_TAG, comm, &request)
     while True:
-        MPI_Test(&request, &done, MPI_STATUS_IGNORE)
+        if error == MPI_SUCCESS:
+            error = MPI_Test(&request, &done, MPI_STATUS_IGNORE)
         pthread_mutex_unlock(&mpi_mutex)
+        if error != MPI_SUCCESS:  # as where a process has ended
+            if sends:
+                sent = NULL
+            return False
         if done:
             return True
         if now() > end:

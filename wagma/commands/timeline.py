@@ -85,7 +85,9 @@ def put_together(settings: argparse.Namespace) -> int:
     logs.start(settings.log_level, 0)
     timelines = {}
     for directory in settings.runs:
-        timelines[directory.name] = timeline = merge.load(directory)
+        timeline = merge.load(directory)
+        name = directory.resolve().name
+        timelines[str(directory) if name in timelines else name] = timeline
         path = directory / "timeline.json.gz"
         try:
             count = trace.write(timeline, path)

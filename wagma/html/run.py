@@ -216,8 +216,11 @@ def curves(
 
 
 def binned(places: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return the means of the finite values between edges; NaN where there are none."""
-    finite = np.isfinite(values)
+    """Return the means of the finite values between edges; NaN where there are none.
+
+    Places after the last edge are left out; those before the first one count as after it.
+    """
+    finite = np.isfinite(values) & (places <= edges[-1])
     number = np.clip(np.searchsorted(edges, places[finite], side="left") - 1, 0, len(edges) - 2)
     count = np.bincount(number, minlength=len(edges) - 1)
     total = np.bincount(number, weights=values[finite], minlength=len(edges) - 1)

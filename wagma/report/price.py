@@ -177,6 +177,8 @@ class Job:
         seconds = self.limit or self.wall / self.every
         reached = self.rate(self.choice, without, self.machine, seconds)
         own = self.rate(self.choice, self.times, self.machine, seconds)
+        if not (reached and own):
+            raise NotSimulated("no step ends in the run's time")
         found = []
         for choice in self.choices():
             try:

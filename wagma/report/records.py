@@ -242,10 +242,14 @@ def columns_of(file: Path, names: Sequence[str] = COLUMNS) -> dict[str, np.ndarr
     parts, before = [columns_of_records([], names)], 0
     with file.open("rb") as lines:
         while some := list(itertools.islice(lines, LINES)):
-            if not some[-1].endswith(b"\n"):
+            # What is written meanwhile continues this line.
+            incomplete = not some[-1].endswith(b"\n")
+            if incomplete:
                 some.pop()
             parts.append(columns_of_records(records_of(some, file, before), names))
             before += len(some)
+            if incomplete:
+                break
     return {name: compact(np.concatenate([each.pop(name) for each in parts])) for name in names}
 
 

@@ -76,21 +76,37 @@ def align(rings: list[Ring]) -> dict[int, Clock]:
         direct = [each for each in mine if each[0] == reference]
         if direct and rank != reference:
             found[rank] = clock_of(direct, identity.get(reference) == identity[rank])
-    for rank, mine in compared.items():
-        if rank in found:
-            continue
-        same = [other for other in found if identity[other] == identity[rank]]
-        through = [each[0] for each in mine if each[0] in found and each[0] != rank]
-        if same:
-            other = found[same[0]]
-            how = f"the clock of rank {same[0]}, on the same machine"
-            found[rank] = Clock(True, how, other.times, other.offsets, other.error)
-        elif through:
-            own = clock_of([each for each in mine if each[0] == through[0]])
-            found[rank] = chained(own, found[through[0]], through[0])
-        else:
-            found[rank] = Clock(False, "NOT ALIGNED: its clock was not compared")
-    return found
+    left = {rank: mine for rank, mine in compared.items() if rank not in found}
+    count = -1
+    while count != len(found):  # each that is aligned may align others
+        count = len(found)
+        for rank, mine in left.items():
+            if rank not in found and (clock := by_way(rank, mine, identity, found)):
+                found[rank] = clock
+    unknown = Clock(False, "NOT ALIGNED: its clock was not compared")
+    return found | {rank: unknown for rank in left if rank not in found}
+
+
+def by_way(
+    rank: int, mine: list[list[int]], identity: dict[int, str], found: dict[int, Clock]
+) -> Clock | None:
+    """Return a rank's clock by way of one that is aligned, None if there is no such one.
+
+    Args:
+        rank: the rank.
+        mine: its comparisons.
+        identity: each rank's machine.
+        found: the clocks of ranks that are aligned.
+    """
+    for other, clock in found.items():
+        if identity[other] == identity[rank]:
+            how = f"the clock of rank {other}, on the same machine"
+            return Clock(True, how, clock.times, clock.offsets, clock.error)
+    for other, *_ in mine:
+        if other in found and other != rank:
+            own = clock_of([each for each in mine if each[0] == other])
+            return chained(own, found[other], other)
+    return None
 
 
 def clock_of(comparisons: list[list[int]], same: bool = False) -> Clock:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.recording.recorder import MAGIC, PAGE
+from collectives.recording.recorder import MAGIC
 from collectives.timeline import FOLDER
 from wagma.job import UsageError
 
@@ -82,13 +82,15 @@ def read(path: Path) -> Ring:
         UsageError: it is not such a file, or is damaged.
     """
     contents = path.read_bytes()
-    if not any(contents[:PAGE]):
+    if not any(contents[: HEADER.size]):
         raise Unfinished(f"{path} is empty: its process was ended while it began to record")
-    if len(contents) < PAGE or contents[:8] != MAGIC:
+    if len(contents) < HEADER.size or contents[:8] != MAGIC:
         raise UsageError(f"{path} is no recorded timeline")
     _, capacity, place, current, length, following = HEADER.unpack_from(contents)
     try:
-        text = contents[PAGE + current * length : PAGE + (current + 1) * length].rstrip(b"\0")
+        # The two descriptions end there; where they begin depends on the writer's size of pages.
+        begin = place + (current - 2) * length
+        text = contents[begin : begin + length].rstrip(b"\0")
         if not text and len(contents) >= place:
             raise Unfinished(f"{path} has no description: its process was ended while it began")
         about = json.loads(text)

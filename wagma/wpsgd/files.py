@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -58,13 +59,14 @@ def load(path: Path) -> tuple[csr_matrix, np.ndarray]:
     from sklearn.datasets import load_svmlight_file  # not at the top: data may be generated
 
     try:
-        matrix, labels = load_svmlight_file(str(path), zero_based=True)
+        try:
+            matrix, labels = load_svmlight_file(str(path), zero_based=True)
+        except (ValueError, OverflowError) as error:
+            raise UsageError(f"{path}, {malformed(path)}") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except EOFError as error:
+    except (EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"{path}, {malformed(path)}") from error
     if not len(labels):
         raise UsageError(f"{path} has no samples")
     if not matrix.nnz:

@@ -195,7 +195,7 @@ def run(method: Method, team: Team, span: int, samples: int, every: int) -> Iter
         if method.averages == SPAN and done % span == 0 and not team.stopped:
             team.average()
         if done % every == 0 or done == samples or team.stopped:
-            yield team.evaluate(done)
+            yield team.evaluate(max(team.consumed()) if team.stopped else done)
 
 
 def following(done: int, every: int) -> int:
