@@ -191,6 +191,6 @@ def mpirun_text(mpirun, tmp_path):
     def run(ranks, head, body, **options):
         script = tmp_path / "job.py"
         script.write_text(head + textwrap.dedent(body))
-        return mpirun(ranks, script, timeout=40, **options)
+        return mpirun(ranks, script, timeout=100, **options)
 
     return run

@@ -293,7 +293,7 @@ def mpirun(
             if elapsed > timeout:
                 print_stacks(job)
                 raise AssertionError(f"no end after {timeout} s: {shlex.join(command)}\n{result()}")
-            if pending and due(pending[0], elapsed, out, err):
+            while pending and due(pending[0], elapsed, out, err):
                 job.send(pending[0].number, pending[0].to)
                 del pending[0]
             time.sleep(0.01)

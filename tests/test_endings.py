@@ -124,7 +124,7 @@ def test_an_exception_on_one_rank_is_printed_and_ends_the_job(job, where):
     assert "the dataset is gone" in result.stderr
     reason = "rank 1 failed, so only close() is allowed here: KeyError: 'the dataset is gone'"
     assert f"RankFailedError: {reason}" in result.stderr
-    assert result.seconds < 20
+    assert result.seconds < 35
 
 
 def test_an_exception_shows_its_traceback_while_others_go_on(job):
@@ -162,6 +162,8 @@ def test_an_exception_ends_the_job_whatever_the_others_do(job, others, failing):
         average = GroupAllreduce(comm, x, group_size=size, sync_period=10**9, wait=wait)
         with average:
             average(x)
+            if others == "are closing":
+                comm.Barrier()
             if comm.rank in failing:
                 time.sleep(0.3)
                 raise KeyError(f"the dataset of rank {{comm.rank}} is gone")
@@ -176,7 +178,7 @@ def test_an_exception_ends_the_job_whatever_the_others_do(job, others, failing):
         ranks=3,
     )
     assert result.returncode != 0
-    assert result.seconds < 20
+    assert result.seconds < 35
     for rank in failing:
         assert 'in <module>\n    raise KeyError(f"the dataset of rank' in result.stderr
         assert f"the dataset of rank {rank} is gone" in result.stderr
@@ -292,7 +294,7 @@ def test_the_launcher_ends_a_job_that_lost_a_process(job, end):
         ranks=3,
     )
     assert result.returncode != 0
-    assert result.seconds < 20
+    assert result.seconds < 35
 
 
 def test_a_launcher_that_ends_nothing_is_not_waited_for(job, tmp_path):
@@ -318,7 +320,7 @@ def test_a_launcher_that_ends_nothing_is_not_waited_for(job, tmp_path):
         options=("-disable-auto-cleanup",),
     )
     assert result.returncode != 0
-    assert result.seconds < 20
+    assert result.seconds < 35
     if result.seconds < witness.GRACE:
         pytest.skip("mpiexec has ended the job, as it now and then does although it is told not to")
     said = (

@@ -367,8 +367,8 @@ def loss(model, batch):
     waited = [sum(each["waiting_s"] for each in metrics(tmp_path / "one", rank)) for rank in (1, 2)]
     assert min(each["waiting_s"] for each in metrics(tmp_path / "one", 1)) >= 0
     known = [each["waiting"] for each in summary["seconds_of_rank"]]
-    # A third of the steps was before the death: without them they would differ by more.
-    assert known == pytest.approx(waited, rel=0.25)
+    # A third of the steps was before the death. The last checkpoint's waiting is beside them.
+    assert all(each >= 0.99 * of_steps for each, of_steps in zip(known, waited))
     assert "rank 0 of 3 has died" in result.stderr
     drawn = mpirun(None, "-m", "wagma", "timeline", tmp_path / "one", timeout=60).check()
     assert "events of 3 ranks" in drawn.stdout  # also what the dead one did
