@@ -104,23 +104,30 @@ def test_all_members_of_a_group_get_its_mean(comm, length, controller_rank):
         assert matrix is None and measured is None
 
 
+def hold_up_rank_0(comm, after, meanwhile):
+    """Rank 2 stops it for two seconds, longer than it waits for ranks.
+
+    Args:
+        after: seconds before that.
+        meanwhile: ranks that go on once it has stopped.
+    """
+    controller = psutil.Process(comm.bcast(os.getpid()))
+    if comm.rank == 2:
+        time.sleep(after)
+        controller.suspend()
+        threading.Timer(2, controller.resume).start()
+    elif comm.rank in meanwhile:
+        wait_until(lambda: controller.status() == psutil.STATUS_STOPPED)
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.usefixtures("usual_patience")
 def test_a_controller_that_was_held_up_drops_nobody_who_is_ready(comm):
     """It is stopped for longer than it would wait, while two ranks' signals arrive."""
     mine = np.full(SHORT, float(comm.rank))
     with ReadyGroupAllreduce(comm, mine, group_size=3) as allreduce:
-        controller = psutil.Process(comm.bcast(os.getpid()))
-        going_on = threading.Timer(2, controller.resume)
-        if comm.rank == 2:
-            time.sleep(0.3)  # after rank 1's signal
-            controller.suspend()
-            going_on.start()
-        elif comm.rank == 3:
-            wait_until(lambda: controller.status() == psutil.STATUS_STOPPED)
+        hold_up_rank_0(comm, 0.3, [3])  # after rank 1's signal
         group = allreduce(mine).group if comm.rank else (1, 2, 3)
-        if comm.rank == 2:
-            going_on.join()
         assert comm.allgather(group) == 4 * [(1, 2, 3)]
     assert comm.rank == 0 or (mine == 2).all()
 
@@ -131,12 +138,7 @@ def test_ranks_that_were_grouped_while_the_controller_was_held_up_are_not_late(c
     """Nobody is ready before it is stopped; rank 0 itself comes afterwards."""
     mine = np.full(SHORT, float(comm.rank))
     with ReadyGroupAllreduce(comm, mine, group_size=2) as allreduce:
-        controller = psutil.Process(comm.bcast(os.getpid()))
-        if comm.rank == 2:
-            controller.suspend()
-            threading.Timer(2, controller.resume).start()
-        if comm.rank in (1, 3):
-            wait_until(lambda: controller.status() == psutil.STATUS_STOPPED)
+        hold_up_rank_0(comm, 0, [1, 3])
         if comm.rank == 0:
             comm.recv(tag=1)  # from one whose group was formed
         group = allreduce(mine).group

@@ -318,7 +318,7 @@ cdef class FormedGroups(ProtocolCalls):
             self.queue.protocol.pause()
             self.waiter.wait(self, PAUSED)
         elif what == RESUME:
-            self.queue.protocol.passed(self.queue.now())
+            self.queue.protocol.passed(now())
             self.queue.protocol.resume()
         return 0
 

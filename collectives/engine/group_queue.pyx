@@ -148,7 +148,7 @@ cdef class GroupQueue(GroupRankPort):
         """Tell the protocol of messages that have arrived; return whether there were any."""
         cdef int count = 0
         while count < MOST_AT_ONCE and self.messages.take():
-            self.protocol.passed(self.now())
+            self.protocol.passed(now())
             self.protocol.arrived(
                 self.messages.source, self.messages.integers[:self.messages.length])
             count += 1
