@@ -98,6 +98,7 @@ class Collective(Described):
             or settings.first_error(like, given)
             or self._place.thread_error(given["engine"])
             or self._place.reserve(self, given["engine"])
+            or (self._place.start_engine(given["engine"]) if comm.size > 1 else None)
             or self._place.begin_timeline()
         )
         given["timeline"] = timeline.is_recording()

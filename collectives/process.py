@@ -39,6 +39,7 @@ __all__ = [
     "remove",
     "remove_segments",
     "reserve",
+    "start_engine",
     "thread_error",
     "world_size",
 ]
@@ -265,6 +266,21 @@ def reserve(collective, mode: str) -> Exception | None:
     return None
 
 
+def start_engine(mode: str) -> Exception | None:
+    """Start the progress thread for a collective with a place; return why it does not start."""
+    if mode == "none":
+        return None
+    with _places_lock:
+        try:
+            native().engine.start(mode)
+        except RuntimeError as error:
+            return RuntimeError(
+                f"the progress thread does not start ({error}): raise the limit of processes "
+                "(ulimit -u, or the container's), or use engine='none'"
+            )
+    return None
+
+
 def begin_timeline() -> Exception | None:
     """Begin to record this process's timeline if its environment asks for one; return the error."""
     from collectives import timeline  # not at the top: it imports this module
@@ -280,9 +296,12 @@ def add_to_timeline(collective, comm) -> None:
 
 
 def release(collective) -> None:
-    """Release the place of a collective, if it has one."""
+    """Release the place of a collective, if it has one; with the last one the engine ends."""
     with _places_lock:
         _places.pop(id(collective), None)
+        progress = sys.modules.get("collectives.engine.progress")
+        if not _places and progress is not None:
+            progress.engine.end()
 
 
 def add(collective, mode: str) -> None:

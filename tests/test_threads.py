@@ -23,14 +23,14 @@ SHORT = 0.2  # seconds without progress that are a stall here
 @pytest.mark.ranks(3, 4)
 @pytest.mark.transports("messages")
 def test_one_thread_closes_a_collective_while_another_opens_one(comm, monkeypatch):
-    """The second adds its own where the first waits for the progress thread to end."""
+    """The second begins where the first waits for the progress thread to end."""
     waits = threading.Event()
-    real_add, real_join = process.add, threading.Thread.join
+    real_reserve, real_join = process.reserve, threading.Thread.join
 
-    def add(collective, mode):
+    def reserve(collective, mode):
         if threading.current_thread().name == "opens":
             assert waits.wait(20)
-        real_add(collective, mode)
+        return real_reserve(collective, mode)
 
     def join(thread, timeout=None):
         if thread.name == "wagma-engine":
@@ -44,7 +44,7 @@ def test_one_thread_closes_a_collective_while_another_opens_one(comm, monkeypatc
         made.append(GroupAllreduce(other, np.zeros(10), group_size=2, sync_period=NEVER))
 
     average = GroupAllreduce(comm, np.zeros(10), group_size=2)
-    monkeypatch.setattr(process, "add", add)
+    monkeypatch.setattr(process, "reserve", reserve)
     monkeypatch.setattr(threading.Thread, "join", join)
     thread = threading.Thread(target=open_one, name="opens")
     thread.start()
@@ -55,6 +55,27 @@ def test_one_thread_closes_a_collective_while_another_opens_one(comm, monkeypatc
             average(np.zeros(10))
         wait_until(lambda: average.executed == 1)
     other.Free()
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.transports("messages")
+def test_a_progress_thread_that_does_not_start_is_an_error_on_all_ranks(comm, monkeypatch):
+    def start(thread):
+        if thread.name == "wagma-engine":
+            raise RuntimeError("can't start new thread")
+        real_start(thread)
+
+    real_start = threading.Thread.start
+    with monkeypatch.context() as limited:
+        if comm.rank == 1:
+            limited.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match=r"^rank 1: the progress thread .* new thread"):
+            GroupAllreduce(comm, np.zeros(10))
+    assert not process.open_count()
+    with GroupAllreduce(comm, np.zeros(10), group_size=1, sync_period=1) as average:
+        mine = np.full(10, float(comm.rank))
+        average(mine)
+        np.testing.assert_array_equal(mine, (comm.size - 1) / 2)
 
 
 @pytest.mark.ranks(1)

@@ -78,10 +78,31 @@ cdef class Engine:
         pthread_mutex_init(&self.lock, NULL)
         self.collectives = []
 
-    def add(self, Served collective, str mode):
-        """Serve a collective; the first one starts the thread, unless the mode is "none"."""
-        cdef void *pointer = <void *>collective
+    def start(self, str mode):
+        """Start the thread, unless it runs.
+
+        Raises:
+            RuntimeError: the system lets this process have no more threads.
+        """
         cdef Stop stop = Stop()
+        if self.thread is not None:
+            return
+        self.spinning = mode == "dedicated"
+        thread = threading.Thread(
+            target=self._serve, args=[stop], name="wagma-engine", daemon=True)
+        thread.start()
+        self.thread, self.stop = thread, stop
+
+    def end(self):
+        """End the thread, if it runs."""
+        if self.thread is not None:
+            thread, self.thread = self.thread, None
+            self.stop.asked = True
+            thread.join()
+
+    def add(self, Served collective, str mode):
+        """Serve a collective."""
+        cdef void *pointer = <void *>collective
         collective.no_progress_thread = mode == "none"
         self.collectives.append(collective)
         # Release the GIL meanwhile: the thread that serves all collectives takes this lock.
@@ -90,18 +111,9 @@ cdef class Engine:
             self.served[self.count] = pointer
             self.count += 1
             pthread_mutex_unlock(&self.lock)
-        self.spinning = mode == "dedicated"
-        if mode == "none" or collective.size == 1:
-            return
-        thread = threading.Thread(
-            target=self._serve, args=[stop], name="wagma-engine", daemon=True)
-        # Nothing here releases the GIL, so only one of several threads that call this starts it.
-        if self.thread is None:
-            self.thread, self.stop = thread, stop
-            thread.start()
 
     def remove(self, Served collective):
-        """Stop serving a closed collective; the last one stops the thread."""
+        """Stop serving a closed collective."""
         cdef void *pointer = <void *>collective
         cdef int i, kept = 0
         with nogil:
@@ -113,11 +125,6 @@ cdef class Engine:
             self.count = kept
             pthread_mutex_unlock(&self.lock)
         self.collectives.remove(collective)
-        # Another thread may have added a collective by now; one added later gets a new thread.
-        if self.count == 0 and self.thread is not None:
-            thread, self.thread = self.thread, None
-            self.stop.asked = True
-            thread.join()
 
     def _serve(self, Stop stop):
         with nogil:

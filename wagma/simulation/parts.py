@@ -74,6 +74,9 @@ class Place:
     def reserve(self, collective: Any, mode: str) -> None:
         """Accept any engine mode: there is none."""
 
+    def start_engine(self, mode: str) -> None:
+        """Start nothing: the simulation serves all."""
+
     def begin_timeline(self) -> None:
         """Record nothing: simulated time has no timeline."""
 
