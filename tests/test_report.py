@@ -572,6 +572,17 @@ def test_ranks_that_are_at_other_steps_are_compared_by_those_of_all(tmp_path, ca
     assert "rank 3 took 1.5 × the others' median in 100 % of steps" in warning
 
 
+def test_ranks_that_have_no_step_in_common_are_compared_by_the_last_ones_of_each(tmp_path, caplog):
+    """As at their own pace, where the slow one is hundreds of steps behind."""
+    path = made(tmp_path)
+    file = path / "rank-0003.jsonl"
+    file.write_text("".join(file.open().readlines()[: STEPS - live.LAST]))
+    (warning,) = looked(path, caplog, [61])
+    assert "rank 3 took 1.5 × the others' median in 100 % of steps" in warning
+    file.write_text("".join(file.open().readlines()[: slow.ENOUGH]))
+    assert looked(path, caplog, [61]) == []
+
+
 def test_ranks_that_make_no_steps_are_left_out(tmp_path, caplog):
     path = made(tmp_path)
     (path / "rank-0000.jsonl").write_text("")

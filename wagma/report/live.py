@@ -90,19 +90,24 @@ class Watch:
         return self.written(self.config), "steps"
 
     def written(self, config: dict[str, Any]) -> Recorded | None:
-        """Return the last steps that all ranks have made and written; None if they are few."""
+        """Return the last steps that all ranks have made and written; None if they are few.
+
+        At their own pace ranks may have come so far apart that these are the last ones of each.
+        """
         looked_at = evenly(config["ranks"])
         ends = {rank: end_of(self.run / f"rank-{rank:04}.jsonl") for rank in looked_at}
-        made = {rank: {each["step"]: each for each in records} for rank, records in ends.items()}
-        each = [steps.keys() for steps in made.values() if steps]  # some ranks make none
-        common = set.intersection(*map(set, each)) if each else set()
-        if len(common) <= slow.ENOUGH:
+        made = {rank: records for rank, records in ends.items() if records}  # some make none
+        numbers = [{each["step"] for each in records} for records in made.values()]
+        common = set.intersection(*numbers) if numbers else set()
+        if len(common) > slow.ENOUGH:
+            made = {
+                rank: [each for each in records if each["step"] in common]
+                for rank, records in made.items()
+            }
+        count = min(map(len, made.values()), default=0)
+        if count <= slow.ENOUGH:
             return None
-        chosen = {
-            rank: columns_of_records([steps[step] for step in sorted(common)])
-            for rank, steps in made.items()
-            if steps
-        }
+        chosen = {rank: columns_of_records(records[-count:]) for rank, records in made.items()}
         return of_columns(self.run, config, chosen, since_first=True)
 
 
