@@ -171,6 +171,29 @@ def test_the_page_of_a_run_says_who_is_slow_and_what_the_run_was(pages):
         assert said in words
 
 
+@pytest.mark.parametrize(
+    "make, file, content, error",
+    [
+        (compared, "comparison.json", '{"settings":', "is damaged"),
+        (compared, "comparison.json", "[]", "is damaged"),
+        (compared, "comparison.json", '{"settings": {"steps": 1}, "results": {}}', "is damaged"),
+        (simulated, "simulation.json", '{"settings": {"steps": 1}, "results": {}}', "no results"),
+        (compared, "seed-0/allreduce/rank-0001.jsonl", '{"step": 1}\n', "line 1: no record"),
+        (compared, "seed-0/allreduce/rank-0001.jsonl", None, "Is a directory"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line(tmp_path, capsys, make, file, content, error):
+    directory = make(tmp_path / "made")
+    (directory / file).unlink()
+    if content is None:
+        (directory / file).mkdir()
+    else:
+        (directory / file).write_text(content)
+    assert cli.main(["report", str(directory), "--html"]) == 2
+    said = capsys.readouterr().err
+    assert str(directory / file) in said and error in said and said.count("\n") == 1
+
+
 def test_a_run_that_has_not_ended_has_a_page(tmp_path, capsys):
     directory = write(tmp_path / "a", [0.1, 0.1])
     with (directory / "rank-0001.jsonl").open("a") as file:

@@ -523,7 +523,8 @@ def test_the_command_writes_a_trace_and_a_picture_and_says_what_is_missing(tmp_p
     pytest.importorskip("matplotlib")
     run, picture = tmp_path / "mine", tmp_path / "mine.png"
     spans = [("span", 0, MS, [0]), call(0, MS, MS), ("wait", MS + US, MS // 2, [0, 0])]
-    former = ring(2, ("span", 0, MS, [0]), ranks=5, began=[900.0, 0])
+    other = {"0": {"kind": "GroupAllreduce", "identity": 5}}
+    former = ring(2, ("span", 0, MS, [0]), ranks=5, began=[900.0, 0], collectives=other)
     rings_of_job = [ring(r, *spans, ranks=4, clocks=[[0, 0, 0, 0]]) for r in (0, 1)]
     save(run, *rings_of_job, former)
     assert main(["timeline", str(run), "--png", str(picture), "--to", "0.01"]) == 0
@@ -539,6 +540,37 @@ def test_the_command_writes_a_trace_and_a_picture_and_says_what_is_missing(tmp_p
 def test_a_directory_without_a_timeline_is_an_error_of_usage(tmp_path, capsys):
     assert main(["timeline", str(tmp_path)]) == 2
     assert f"no timeline in {tmp_path}" in capsys.readouterr().err
+
+
+def test_ranks_with_a_common_collective_are_of_one_job_whatever_their_clocks_say(tmp_path):
+    """The clock of the machine of rank 1 is behind, and ranks 0 and 1 are in none together."""
+    of = [{str(n): {"kind": "Peers", "identity": n} for n in each} for each in ((7,), (8,), (7, 8))]
+    began = [1000.0, 900.0, 1000.0]
+    save(tmp_path, *(ring(n, ranks=3, began=[began[n], 0], collectives=of[n]) for n in range(3)))
+    found, former = rings.read_all(tmp_path)
+    assert [each.rank for each in found] == [0, 1, 2] and former == []
+
+
+@pytest.mark.parametrize(
+    "name, error",
+    [
+        ("mine.picture", "no picture is written as .picture"),
+        ("missing/mine.png", "there is no directory"),
+        ("folder.png", "cannot write"),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_an_error_of_usage(tmp_path, capsys, name, error):
+    pytest.importorskip("matplotlib")
+    save(tmp_path / "mine", ring(0, ("span", 0, MS, [0]), ranks=1))
+    (tmp_path / "folder.png").mkdir()
+    assert main(["timeline", str(tmp_path / "mine"), "--png", str(tmp_path / name)]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_usage(tmp_path, capsys):
+    (tmp_path / "timeline" / "rank-0000.ring").mkdir(parents=True)
+    assert main(["timeline", str(tmp_path)]) == 2
+    assert "rank-0000.ring: Is a directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

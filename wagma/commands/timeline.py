@@ -83,6 +83,8 @@ def put_together(settings: argparse.Namespace) -> int:
     from wagma.timeline import merge, trace  # not at the top: --help needs no numpy
 
     logs.start(settings.log_level, 0)
+    if settings.png:
+        check_picture(settings.png)
     timelines = {}
     for directory in settings.runs:
         timeline = merge.load(directory)
@@ -102,9 +104,25 @@ def put_together(settings: argparse.Namespace) -> int:
     if settings.png:
         from wagma.timeline import picture
 
-        picture.draw(timelines, settings.png, settings.begin, settings.end)
+        try:
+            picture.draw(timelines, settings.png, settings.begin, settings.end)
+        except OSError as error:
+            raise job.UsageError(f"cannot write {settings.png}: {error.strerror}") from error
         print(f"drawn in {settings.png}")
     return job.OK
+
+
+def check_picture(path: Path) -> None:
+    """Raise UsageError, before all is read, if no picture can have this path."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix and path.suffix.lower().removeprefix(".") not in known:
+        raise job.UsageError(
+            f"argument --png: no picture is written as {path.suffix}, but as {', '.join(known)}"
+        )
+    if not path.parent.is_dir():
+        raise job.UsageError(f"argument --png: there is no directory {path.parent}")
 
 
 def remarks(timeline) -> list[str]:

@@ -14,7 +14,7 @@ from wagma.comparison import metric_of, points, rows
 from wagma.following import read_json
 from wagma.html import run as of_run
 from wagma.html.charts import Chart, bars, lines
-from wagma.html.page import Page, Section, Table, settings_table
+from wagma.html.page import Page, Section, Table, read, settings_table
 from wagma.plots import COLOURS, LABELS, color_of, unit_of
 
 FILE = "comparison.json"
@@ -24,7 +24,7 @@ SHADED = "Mean of the seeds; shaded: lowest to highest."
 
 def page(directory: Path) -> Page:
     """Return the page of a comparison."""
-    record = read_json(directory / FILE)
+    record = read(directory / FILE, "settings", "results", "runs")
     settings, results, runs = record["settings"], record["results"], record["runs"]
     seeds = max(map(len, runs.values()))
     length = counted(settings["steps"], "step") if settings["steps"] else f"{settings['seconds']} s"

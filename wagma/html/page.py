@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import wagma
+from collectives.process import describe
 from wagma.html.charts import CONFIG, Chart
 from wagma.job import UsageError
 
@@ -95,13 +97,46 @@ def kinds() -> dict[str, Callable[[Path], Page]]:
     return {comparison.FILE: comparison.page, simulation.FILE: simulation.page}
 
 
+def read(path: Path, *parts: str) -> dict[str, Any]:
+    """Return what a comparison or a simulation has written when it was over.
+
+    Args:
+        path: The file.
+        parts: What must be in it.
+
+    Raises:
+        UsageError: It is damaged.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        missing = [part for part in parts if not record[part]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged: {describe(error)}") from error
+    if missing:
+        raise UsageError(f"{path} has no {' and no '.join(missing)}")
+    return record
+
+
 def write(directory: Path, found: Report | None = None) -> Path:
     """Write ``report.html`` of a run, a comparison or a simulation, and return its path.
 
     Args:
         directory: That of `wagma train`, `wagma compare` or `wagma simulate`; see `check`.
         found: What `wagma.report.of` has found in the run; None: the page says nothing of it.
+
+    Raises:
+        UsageError: A file is damaged, or cannot be read or written.
     """
+    try:
+        return _write(directory, found)
+    except OSError as error:
+        path, reason = error.filename or directory, error.strerror or error
+        raise UsageError(f"no page of {directory}: {path}: {reason}") from error
+    except ValueError as error:
+        raise UsageError(f"no page of {directory}: {error}") from error
+
+
+def _write(directory: Path, found: Report | None) -> Path:
     from wagma.html import run
 
     if is_run(directory):

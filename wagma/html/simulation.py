@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from wagma.following import read_json
 from wagma.html.charts import Chart, bars, lines
 from wagma.html.comparison import colors_of
-from wagma.html.page import Page, Section, Table, settings_table
+from wagma.html.page import Page, Section, Table, read, settings_table
 
 FILE = "simulation.json"
 COLUMNS = {
@@ -23,7 +22,7 @@ COLUMNS = {
 
 def page(directory: Path) -> Page:
     """Return the page of a simulation."""
-    record = read_json(directory / FILE)
+    record = read(directory / FILE, "settings", "results")
     results = {label: of for label, of in record["results"].items() if of}
     sizes = sorted({each["ranks"] for of in results.values() for each in of})
     made = Page(directory.resolve().name, f"simulation: {', '.join(map(str, sizes))} ranks")

@@ -62,6 +62,11 @@ class Ring:
         return self.about["rank"]
 
     @property
+    def identities(self) -> set[int]:
+        """What identifies its collectives on all of their ranks."""
+        return {each["identity"] for each in self.about["collectives"].values()}
+
+    @property
     def began(self) -> float:
         """When the recording began, in seconds since 1970."""
         return self.about["began"][0]
@@ -79,9 +84,12 @@ def read(path: Path) -> Ring:
 
     Raises:
         Unfinished: nothing is in it yet.
-        UsageError: it is not such a file, or is damaged.
+        UsageError: it is not such a file, is damaged, or cannot be read.
     """
-    contents = path.read_bytes()
+    try:
+        contents = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     if not any(contents[: HEADER.size]):
         raise Unfinished(f"{path} is empty: its process was ended while it began to record")
     if len(contents) < HEADER.size or contents[:8] != MAGIC:
@@ -128,7 +136,20 @@ def read_all(directory: Path) -> tuple[list[Ring], list[Ring]]:
             "WAGMA_TIMELINE=DIR"
         )
     rings.sort(key=lambda ring: ring.rank)
-    newest = max(ring.began for ring in rings)
-    former = [ring for ring in rings if ring.ended < newest - AGE]
+    newest = max(rings, key=lambda ring: ring.began)
+    same_job = together_with(newest, rings)
+    former = [r for r in rings if r.rank not in same_job and r.ended < newest.began - AGE]
     left = {ring.rank for ring in former}
     return [ring for ring in rings if ring.rank not in left], former
+
+
+def together_with(ring: Ring, rings: list[Ring]) -> set[int]:
+    """Return the ranks that have recorded a collective of its job, whatever their clocks say.
+
+    They are in a collective with this rank, or with one that is.
+    """
+    found, known = {ring.rank}, ring.identities
+    while more := [r for r in rings if r.rank not in found and not known.isdisjoint(r.identities)]:
+        found |= {each.rank for each in more}
+        known = known.union(*(each.identities for each in more))
+    return found
