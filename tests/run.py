@@ -102,7 +102,8 @@ def with_tests_of(arguments, parts):
 
 def run(part, arguments, ended, shown):
     """Run a part until it ends, takes too long, or all are to end; return its outcome."""
-    env = {"OMP_NUM_THREADS": "1", **YIELDING, **os.environ}
+    # Of a process with several threads, those that wait for one sleep.
+    env = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", **YIELDING, **os.environ}
     # Else every process would compile the tests anew, and pytest all of hypothesis: a second each.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.monotonic()

@@ -46,21 +46,22 @@ CLOSE = all_ranks.CLOSE
 SYNCHRONIZE = all_ranks.SYNCHRONIZE
 
 SEEDS_PER_BLOCK = 100
+BLOCKS = [0, *(pytest.param(n, marks=pytest.mark.extra) for n in (1, 2))]
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_random_runs_keep_every_invariant(block):
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         run_seed(seed)
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_calls_return_while_other_ranks_compute_for_ever(block):
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         run_seed(seed, frozen_scenario)
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", BLOCKS[:2])
 def test_where_versions_wait_for_their_groups_rings_keep_every_invariant(block):
     met = set()
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
@@ -77,7 +78,7 @@ def test_ranks_at_their_own_pace_keep_every_invariant():
     assert met >= {"interrupted", "alone", "helped while computing", "an earlier one", "draining"}
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", BLOCKS[:2])
 def test_what_versions_leave_out_each_member_keeps(block):
     """Whoever averages a block, also for ranks that compute, and in rings."""
     met = set()

@@ -513,7 +513,7 @@ def test_without_an_mpi_library_one_line_says_what_to_do():
 
 @pytest.mark.launch
 def test_a_job_of_two_says_a_mistake_once(mpirun):
-    code = "import sys; from wagma import cli, job; job.SPEAK_FIRST = 20; sys.exit(cli.main())"
+    code = "import sys; from wagma import cli, job; job.SPEAK_FIRST = 8; sys.exit(cli.main())"
     ended = mpirun(2, "-c", code, "train", "--lr", "-1", timeout=30)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert_mistakes(ended, "argument --lr: must be a number above 0, not '-1'")

@@ -323,7 +323,7 @@ def test_ppo_learns_to_balance_a_pole():
 
 def test_simulated_ranks_play_one_by_one(tmp_path, capsys):
     arguments = ["simulate", "--train", "--task", "control", "--batch-size", "4", "--ranks", "3"]
-    arguments += ["--algorithms", "wagma:wait=group", "--group-size", "1", "--steps", "20"]
+    arguments += ["--algorithms", "wagma:wait=group", "--group-size", "1", "--steps", "10"]
     assert main([*arguments, "--runs-dir", str(tmp_path), "--name", "played"]) == 0
     assert "test return" in capsys.readouterr().out
 

@@ -5,7 +5,7 @@ import sys
 
 import pages
 import pytest
-from faults.kinds import KINDS, OTHERS, SURVIVED
+from faults.kinds import KINDS, OTHERS, PARTS, SURVIVED
 
 from wagma.methods import METHODS
 
@@ -21,15 +21,22 @@ def play(*arguments):
     )
 
 
+WITHOUT_SURVIVORS = [kind for kind in KINDS if kind not in SURVIVED]
+OF_ONE = [kind for kind in WITHOUT_SURVIVORS if kind not in OTHERS]
+OF_SEVERAL = [*PARTS, "killed after activation", "stopped", *OTHERS]
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("ranks", "first", "runs"),
-    [(1, 0, 19), (2, 0, 20), pytest.param(2, 20, 21, marks=pytest.mark.extra)],
+    ("ranks", "first", "runs", "kinds"),
+    [
+        (1, 0, 19, OF_ONE),
+        (2, 0, 6, OF_SEVERAL),
+        pytest.param(2, 6, 40, WITHOUT_SURVIVORS, marks=pytest.mark.extra),
+    ],
 )
-def test_trainings_survive_each_fault(ranks, first, runs):
+def test_trainings_survive_each_fault(ranks, first, runs, kinds):
     """With other algorithms and moments each time."""
-    without_survivors = [kind for kind in KINDS if kind not in SURVIVED]
-    kinds = [kind for kind in without_survivors if ranks > 1 or kind not in OTHERS]
     options = "--ranks", ranks, "--runs", runs, "--seed", first, "--kinds", *kinds
     ended = play(*map(str, options))
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -496,9 +496,9 @@ def test_wagmas_groups_are_biased_and_corrected_they_are_not():
 def test_at_own_pace_with_a_straggler_the_corrected_optimum_is_exact(momentum):
     """A rank that makes a quarter of the steps counts for less; corrected, it counts in full."""
     options = {"group_size": 2, "sync_period": PERIOD, "pace": "own", "momentum": momentum}
-    biased = descend(WAGMA, 2000, slow=4.0, **options)
+    biased = descend(WAGMA, 1000, slow=4.0, **options)
     assert abs(np.mean(biased) - OPTIMUM) > 0.05
-    corrected = descend(WAGMA, 8000, slow=4.0, **options, **BOTH)
+    corrected = descend(WAGMA, 3000, slow=4.0, **options, **BOTH)
     assert corrected == pytest.approx([OPTIMUM] * 4, abs=1e-5)
 
 

@@ -114,7 +114,15 @@ def run(comm, make, like, calls, **options):
 @pytest.mark.ranks(1, 3, 4, 8)
 @pytest.mark.parametrize(
     ("dtype", "late"),
-    [*((np.dtype(dtype), "conserving") for dtype in DTYPES), (np.dtype(np.float32), "paper")],
+    [
+        (np.dtype(np.float32), "conserving"),
+        (np.dtype(np.float32), "paper"),
+        *(
+            pytest.param(np.dtype(dtype), "conserving", marks=pytest.mark.ranks(4))
+            for dtype in DTYPES
+            if dtype != np.float32
+        ),
+    ],
     ids=str,
 )
 def test_averages_have_the_same_bits(comm, dtype, late):
