@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
 
 __all__ = [
+    "agreed",
     "by_value",
     "counted",
     "is_on_all_ranks",
@@ -23,6 +24,7 @@ __all__ = [
 
 TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 TORCH_COUNT = "WORLD_SIZE"
+T = TypeVar("T")
 
 
 def raise_collectively(comm: MPI.Comm, error: Exception | None) -> None:
@@ -39,9 +41,35 @@ def raise_collectively(comm: MPI.Comm, error: Exception | None) -> None:
     text = "; ".join(f"{name_ranks(who)}: {what}" for what, who in ranks.items())
     if len(ranks) == 1 and len(found) == len(errors):
         text = str(found[0])
-    agreed = type(found[0])(text)
-    agreed._on_all_ranks = True
-    raise agreed
+    raised = type(found[0])(text)
+    raised._on_all_ranks = True
+    raise raised
+
+
+def agreed(
+    comm: MPI.Comm, make: Callable[[], T], undo: Callable[[T], object] = lambda made: None
+) -> T:
+    """Return what a function makes, or raise on all ranks what it raises on any; collective.
+
+    Args:
+        comm: of the ranks.
+        make: makes it; collective at most in agreements that begin like `raise_collectively`.
+        undo: is called with what was made on this rank, if another could not make its own.
+    """
+    error: Exception | None = None
+    try:
+        made = make()
+    except Exception as problem:  # of whatever kind: the others wait for the outcome
+        if is_on_all_ranks(problem):
+            raise
+        error = problem
+    try:
+        raise_collectively(comm, error)
+    except BaseException:
+        if error is None:
+            undo(made)
+        raise
+    return made
 
 
 def is_on_all_ranks(error: BaseException) -> bool:
@@ -56,6 +84,8 @@ def _portable(error: Exception | None) -> Exception | None:
     try:
         type(pickle.loads(pickle.dumps(error)))(str(error))._on_all_ranks = True
     except Exception:
+        if isinstance(error, MemoryError):  # numpy's has a shape
+            return MemoryError(str(error))
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 

@@ -92,11 +92,13 @@ os.register_at_fork(after_in_child=_note_fork)
 
 def end_job(comm, status: int) -> None:
     """End all ranks' processes with this exit status, after this rank's output was forwarded."""
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # such as a closed pipe, of stdout
+        sys.stdout.flush()
     remove_segments()
     time.sleep(FORWARDING)
     if survival.is_offered():  # where Open MPI's may wait for ranks that have died
-        threading.Thread(target=_exit_soon, args=[status], daemon=True).start()
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=_exit_soon, args=[status], daemon=True).start()
     try:
         comm.Abort(status)
     finally:
@@ -115,7 +117,7 @@ def remove_segments() -> None:
     in MPI_Init, and no other job uses the segments that this process has mapped.
     """
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
+        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
             path = line.split(maxsplit=5)[5:]
             if path and path[0].startswith(MPICH_SEGMENT) and not path[0].endswith(" (deleted)"):
                 Path(path[0]).unlink(missing_ok=True)
@@ -319,6 +321,13 @@ def add(collective, mode: str) -> None:
         _witness.watch(list(collective._processes.values()))
 
 
+def said_at_the_end() -> str:
+    """Return `last_words` in one line; "": there are none."""
+    with contextlib.suppress(Exception):  # nothing may keep the job from ending
+        return "; ".join(text for each in last_words if (text := each()))
+    return ""
+
+
 def _end_without(ended: Identity) -> None:
     """End the job if a collective of this rank still needs the process that has ended."""
     for collective in opened():
@@ -326,14 +335,11 @@ def _end_without(ended: Identity) -> None:
             continue
         for rank, process in collective._processes.items():
             if process == ended:
-                said = ""
-                with contextlib.suppress(Exception):  # nothing may keep the job from ending
-                    said = "; ".join(text for each in last_words if (text := each()))
-                sys.stderr.write(
+                said = said_at_the_end()
+                _write(
                     f"rank {collective.rank}: the process of rank {rank} has ended (process "
                     f"{ended.process} of this node): ending the job{said and '; ' + said}\n"
                 )
-                sys.stderr.flush()
                 end_job(collective.comm, 1)
 
 
@@ -398,8 +404,14 @@ def print_cause(error, rank: int) -> None:
         text = f"rank {rank} is closing because of\n{''.join(traceback.format_exception(error))}"
     else:
         text = f"rank {rank} is closing because of {describe(error)}\n"
-    sys.stderr.write(text)  # in one piece, so that other ranks' lines do not come between
-    sys.stderr.flush()
+    _write(text)
+
+
+def _write(text: str) -> None:
+    """Write to stderr in one piece, so that no other rank's lines come between, if it is open."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _is_printed(error) -> bool:

@@ -14,6 +14,8 @@ import numpy as np
 
 from collectives import process, survival
 from collectives.agreement import raise_collectively
+from collectives.meeting import meet
+from collectives.settings import limits
 
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from mpi4py import MPI
@@ -42,7 +44,14 @@ def empty(comm: MPI.Intracomm, shape: int | Sequence[int], dtype: Any = np.float
     Raises:
         TypeError, ValueError: there are no arrays of this shape or dtype in shared memory; raised
             on all ranks.
+        RankFailedError: another rank has failed in a collective.
     """
+    meet(comm, "empty()", *limits({}))
+    return new(comm, shape, dtype)
+
+
+def new(comm: MPI.Intracomm, shape: int | Sequence[int], dtype: Any) -> np.ndarray:
+    """Return an array as `empty` does; its first communication is that of `raise_collectively`."""
     return _new(comm, lambda: [_Like(shape, dtype)])[0]
 
 
@@ -57,8 +66,9 @@ def empty_like(comm: MPI.Intracomm, arrays: Any) -> Any:
         An array or a list of arrays, filled with zeros.
 
     Raises:
-        TypeError, ValueError: as `empty` does.
+        TypeError, ValueError, RankFailedError: as `empty` does.
     """
+    meet(comm, "empty_like()", *limits({}))
     several = isinstance(arrays, (list, tuple))
     like = arrays if several else [arrays]
     made = _new(comm, lambda: [_Like(array.shape, array.dtype) for array in like])

@@ -486,3 +486,32 @@ def test_what_no_rank_averages_is_each_ranks_own(comm, directory):
         assert (model.count.item(), model.note) == (comm.rank, f"rank {comm.rank}")
         assert model.first.weight is model.second.weight
         assert torch.equal(model.first.weight, weight)
+
+
+def test_settings_that_one_rank_has_are_an_error_on_all_ranks(comm, directory):
+    model = make_model()
+    with METHODS["local-sgd"].wrap(model, comm) as optimizer:
+        checkpoint.save(directory, optimizer, settings={"device": "cuda:0"})
+        mine = {"device": f"cuda:{int(comm.rank == 1)}"}
+        with pytest.raises(CheckpointError, match=r"^rank 1: .* 'cuda:0', and now it is 'cuda:1'$"):
+            checkpoint.load(directory, optimizer, settings=mine)
+        assert checkpoint.load(directory, optimizer, settings={"device": "cuda:0"}).step == 0
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_thread_that_does_not_start_is_an_error_on_all_ranks(comm, directory, monkeypatch, last):
+    def start(thread):
+        if thread.name == "wagma checkpoint":
+            raise RuntimeError("can't start new thread")
+        real_start(thread)
+
+    real_start = threading.Thread.start
+    model = make_model()
+    with METHODS["local-sgd"].wrap(model, comm) as optimizer:
+        with monkeypatch.context() as limited:
+            if comm.rank == last:
+                limited.setattr(threading.Thread, "start", start)
+            with pytest.raises(CheckpointError, match=f"rank {last}: the thread .* new thread"):
+                checkpoint.save(directory, optimizer)
+        assert not files.found(directory)
+        assert checkpoint.save(directory, optimizer) in files.found(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 
 import numpy as np
@@ -21,7 +22,7 @@ from together import RULES, before_transports, same_everywhere
 from torch import nn
 
 from collectives.topology import default_group_size, group_of
-from wagma.optim import DPSGD, WAGMA, Allreduce, Ripples
+from wagma.optim import DPSGD, WAGMA, Allreduce, Ripples, allreduce, averaging, flat
 
 # That training has the same bits with both transports is shown by test_bits.py.
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
@@ -524,3 +525,35 @@ def test_an_unknown_argument_on_one_rank_raises_on_all(comm, kind, name):
     says = rf"{kind.__name__}\(\) got an unexpected keyword argument '{name}'"
     with pytest.raises(TypeError, match=says):
         kind(sgd, model, comm=comm, **arguments)
+
+
+PARTS = {
+    "model": (averaging, "FlatModel", WAGMA),
+    "its second vector": (flat, "flatten", WAGMA),
+    "gradients": (allreduce, "FlatGradients", Allreduce),
+    "copies": (flat, "for_collective", Allreduce),
+}
+
+
+@pytest.mark.ranks(3, 4)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_rank_that_has_no_memory_for_its_part_is_an_error_on_all_ranks(comm, monkeypatch, part):
+    """As where several ranks share a device, and the last one's model does not fit."""
+    module, name, kind = PARTS[part]
+    function, calls = getattr(module, name), itertools.count(int(part != "its second vector"))
+
+    def fail(*arguments):
+        if next(calls):
+            raise torch.OutOfMemoryError("device is full")
+        return function(*arguments)
+
+    model = nn.ParameterList([torch.ones(3), torch.ones(5, dtype=torch.float64)])
+    with monkeypatch.context() as full:
+        if comm.rank == 1:
+            full.setattr(module, name, fail)
+        with pytest.raises(RuntimeError, match="^rank 1: .*device is full"):
+            kind(momentum_sgd(model.parameters()), model, comm=comm)
+    with kind(momentum_sgd(model.parameters()), model, comm=comm) as optimizer:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()

@@ -216,3 +216,18 @@ def test_whatever_one_rank_cannot_record_is_raised_on_all(comm, directory, monke
         monkeypatch.setattr("wagma.recording.versions", lambda: {}["a version"])
     with optimizer, pytest.raises(KeyError, match="a version"), optimizer.record(directory / "a"):
         pass
+
+
+@pytest.mark.ranks(3)
+def test_nobody_waits_in_record_for_a_rank_that_has_failed(comm, directory):
+    _, optimizer = make(comm)
+    if comm.rank == 1:
+        optimizer.collective.fail(OSError("the data are gone"))
+    else:
+        with (
+            pytest.raises(RankFailedError, match="data are gone"),
+            optimizer.record(directory / "a"),
+        ):
+            pytest.fail("it has begun")
+    optimizer.close()
+    assert not (directory / "a").exists()

@@ -19,7 +19,7 @@ from together import (
     signalled,
 )
 
-from collectives import GroupAllreduce, empty, empty_like
+from collectives import GroupAllreduce, RankFailedError, empty, empty_like
 from collectives.exchange.shared import slots
 from collectives.memory import other_processes, windows
 from collectives.memory.allocation import fail_after
@@ -256,7 +256,7 @@ def test_an_interrupted_call_gives_the_vector_back(comm, length, first, late):
             assert (x == mean).all()
             x += comm.rank
             if comm.rank == first:
-                with interrupted(0.2):
+                with interrupted():
                     average(x)
                 assert (x == mean + comm.rank).all()
                 x[:] = -7
@@ -302,7 +302,7 @@ def interrupted_without_a_contribution(comm, make, likes, **options):
         array[:] = comm.rank + 1
     if comm.rank == 0:
         x[0][0] = np.nan
-        with interrupted(0.2):
+        with interrupted():
             average(x)
         assert np.isnan(x[0][0])
         assert all((array[1:] == 1).all() for array in x)
@@ -572,3 +572,16 @@ def test_statistics_say_how_many_averages_were_in_place(comm):
         average(y)
         assert average.statistics().in_place == 2
         assert average.statistics().calls == 3
+
+
+@pytest.mark.ranks(3, 4)
+def test_nobody_waits_in_empty_for_a_rank_that_has_failed(comm):
+    average = GroupAllreduce(comm, np.zeros(10))
+    if comm.rank == 1:
+        average.fail(OSError("the data are gone"))
+    else:
+        with pytest.raises(RankFailedError, match="data are gone"):
+            empty(comm, 10)
+        with pytest.raises(RankFailedError, match="data are gone"):
+            empty_like(comm, np.zeros(3))
+    average.close()

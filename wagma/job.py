@@ -85,8 +85,9 @@ def let_rank_0_speak() -> None:
 
 def complain(message: str) -> None:
     """Write one line to standard error."""
-    sys.stderr.write(f"wagma: {message}\n")  # in one call, or another rank's may come between
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # it may be closed
+        sys.stderr.write(f"wagma: {message}\n")  # in one call, or another rank's may come between
+        sys.stderr.flush()
 
 
 class Signals:
@@ -309,11 +310,12 @@ def end(comm, error: BaseException, whole: bool = False) -> int:
     """
     from mpi4py import MPI
 
-    from collectives.process import end_job, remove_segments  # not at the top: it loads numpy
+    # Not at the top: it loads numpy.
+    from collectives.process import describe, end_job, remove_segments, said_at_the_end
 
     rank, kind = comm.rank, kind_of(error)
-    line = f"{type(error).__name__}: {error}" if kind == OWN else str(error)
-    sent = f"{kind}{line}".encode()[:LINE].ljust(LINE)
+    line = describe(error) if kind == OWN else str(error)
+    sent = f"{kind}{line}".encode(errors="replace")[:LINE].ljust(LINE)
     received = bytearray(comm.size * LINE)  # must live as long as MPI may write to it
     try:
         met = may_meet() and completed(comm.Iallgather(sent, received), PATIENCE[kind])
@@ -324,6 +326,8 @@ def end(comm, error: BaseException, whole: bool = False) -> int:
             complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error, whole)}")
         else:
             complain(f"error: rank {rank}: {line}")
+        if kind != ASKED and (said := said_at_the_end()):
+            complain(said)
         end_job(MPI.COMM_WORLD, USAGE if kind == ASKED else FAILED)
 
     lines = [received[start : start + LINE] for start in range(0, len(received), LINE)]
@@ -337,6 +341,8 @@ def end(comm, error: BaseException, whole: bool = False) -> int:
         return USAGE
     if rank == first:
         complain(f"rank {rank} of {comm.size} failed:\n{traceback_of(error, whole)}")
+        if said := said_at_the_end():
+            complain(said)
     elif kind == TOLD or lines[rank] not in lines[:rank]:
         complain(f"rank {rank} of {comm.size}: {line}")
     remove_segments()  # of each node: only one rank will abort

@@ -74,6 +74,7 @@ class Recording:
         """Make the directory, and begin to record; collective."""
         optimizer, comm = self._optimizer, self._optimizer.comm
         optimizer.complete()  # of the step before
+        optimizer._meet("record()")
         device = next(optimizer.flat.model.parameters()).device
         placed = devices.record(device, comm, optimizer.collective)
         self._together(self._make_directory)

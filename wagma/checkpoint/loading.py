@@ -101,7 +101,12 @@ def load(
         manifest, problem = comm.bcast(manifest_of(path) if comm.rank == 0 else None)
         parts: dict[int, dict[str, Any]] = {}
         if problem is None:
-            compare(path, manifest, optimizer, settings or {})
+            different: Exception | None = None
+            try:
+                compare(path, manifest, optimizer, settings or {})
+            except CheckpointError as error:
+                different = error
+            raise_collectively(comm, different)
             parts, problem = read_parts(path, manifest, optimizer)
         if problem is None:
             return go_on(path, manifest, parts, optimizer, more)

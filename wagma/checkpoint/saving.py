@@ -306,7 +306,11 @@ class _Writing:
         self.seconds = 0.0  # that this rank's thread has taken
         # Not waited for where the process ends otherwise, as by an exception.
         self._thread = threading.Thread(target=self._run, name="wagma checkpoint", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # said when all ranks are asked
+            self._error = CheckpointError(f"the thread that writes it does not start: {error}")
+            self._written.set()
 
     def part_error(self) -> CheckpointError | None:
         """Wait until this rank has written its files; return what went wrong."""
@@ -321,7 +325,8 @@ class _Writing:
     def give_up(self) -> None:
         """Remove what is written, if the checkpoint is not complete."""
         self._given_up.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         if self.rank == 0:
             self._remove()
 

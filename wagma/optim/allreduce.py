@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 import collectives
+from collectives.agreement import agreed
 from collectives.settings import checked_weight
 from wagma.optim.flat import drop_nonfinite, ids_of
 from wagma.optim.gradients import FlatGradients, GradientAveraging
@@ -135,7 +136,7 @@ class Allreduce(GradientAveraging):
     def _make_collective(
         self, comm: MPI.Intracomm, *, compute_limit: float | None, **options: Any
     ) -> collectives.GroupAllreduce:
-        self._gradients = FlatGradients(self.flat)
+        self._gradients = agreed(comm, lambda: FlatGradients(self.flat))
         return collectives.GroupAllreduce(
             comm,
             self._gradients.vectors,

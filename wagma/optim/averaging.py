@@ -20,7 +20,7 @@ import torch
 
 import collectives
 from collectives import process
-from collectives.agreement import counted, is_on_all_ranks, raise_collectively
+from collectives.agreement import agreed, counted, is_on_all_ranks, raise_collectively
 from collectives.collective import check_comm
 from collectives.meeting import meet
 from collectives.process import load_mpi, place_of
@@ -191,15 +191,16 @@ class Averaging(Wrapper):
         device = next(t.value.device.type for t in tensors if t.value.is_floating_point())
         try:
             known = self._shards.look_at(optimizer)
-        except TypeError as problem:
+        except Exception as problem:  # a TypeError, or the local optimizer's own
             known, error = {}, problem
         raise_collectively(comm, error)
         raise_collectively(comm, difference(comm, {"the model's device": device, **known}))
         broadcast(comm, tensors)
         self.comm = comm
-        self.flat = FlatModel(model, tensors, self._make_zeros(options))
+        zeros = self._make_zeros(options)
+        self.flat = agreed(comm, lambda: FlatModel(model, tensors, zeros), FlatModel.release)
         try:
-            self._extras = self._make_extras(**arguments)
+            self._extras = agreed(comm, lambda: self._make_extras(**arguments))
             if survive:
                 self._survival = Survival(
                     comm,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import collectives
+from collectives.agreement import agreed
 from wagma.optim.gradients import FlatGradients, GradientAveraging
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -71,7 +72,7 @@ class EagerSGD(GradientAveraging):
         )
 
     def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> collectives.PartialAllreduce:
-        self._gradients = FlatGradients(self.flat)
+        self._gradients = agreed(comm, lambda: FlatGradients(self.flat))
         return collectives.PartialAllreduce(comm, self._gradients.vectors, **options)
 
     @property

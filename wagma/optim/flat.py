@@ -282,11 +282,19 @@ def difference(reference: list[str], mine: list[str]) -> str:
 
 def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
     """Copy rank 0's value of every tensor, including integers, to every rank (collective)."""
+    error: Exception | None = None
     for tensor in tensors:
         value = tensor.value.detach()
-        dense = value.contiguous().cpu()
+        try:
+            dense = value.contiguous().cpu()
+        except Exception as problem:  # of the device; the others wait in the broadcast
+            error, dense = error or problem, torch.empty(value.shape, dtype=value.dtype)
         comm.Bcast(dense.view(-1).view(torch.uint8).numpy(), root=0)
-        value.copy_(dense)
+        try:
+            value.copy_(dense)
+        except Exception as problem:
+            error = error or problem
+    raise_collectively(comm, error)
 
 
 class FlatModel:

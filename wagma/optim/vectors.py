@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-import collectives
+from collectives import windows
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
@@ -68,7 +68,7 @@ def zeros_in_windows(comm: MPI.Intracomm) -> Callable[..., torch.Tensor]:
     def zeros(length: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != "cpu":
             return torch.zeros(length, dtype=dtype, device=device)
-        array = collectives.empty(comm, length, f"int{8 * dtype.itemsize}")
+        array = windows.new(comm, length, f"int{8 * dtype.itemsize}")
         return torch.from_numpy(array).view(dtype)
 
     return zeros
