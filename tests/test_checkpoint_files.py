@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from collections import namedtuple
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.optim import lr_scheduler
 
 from wagma.checkpoint import files, saving, state
 from wagma.checkpoint.files import BrokenError
@@ -202,3 +204,32 @@ def test_copies_are_not_changed_with_what_they_are_of():
     assert torch.equal(copied["a"][0], torch.zeros(3))
     assert isinstance(copied["a"][1], tuple) and torch.equal(copied["a"][1][0], torch.zeros(3))
     assert copied["b"] is held.value and copied["c"] == "text"
+
+
+def test_a_schedule_after_a_warm_up_comes_back():
+    """Its milestones are of a class of their own, which the end of the warm-up needs."""
+
+    def made():
+        sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        parts = [lr_scheduler.LinearLR(sgd, 0.5, 1.0, 4), lr_scheduler.MultiStepLR(sgd, [3, 5])]
+        return sgd, lr_scheduler.SequentialLR(sgd, parts, [4])
+
+    def rates(sgd, scheduler, steps):
+        for _ in range(steps):
+            sgd.step()
+            scheduler.step()
+            yield sgd.param_groups[0]["lr"]
+
+    expected = [*rates(*made(), 12)]
+    sgd, scheduler = made()
+    before = [*rates(sgd, scheduler, 2)]
+    saved = {"scheduler": state.copied(scheduler.state_dict())}
+    state.check_readable(saved)
+    file = io.BytesIO()
+    torch.save([saved, sgd.state_dict()], file)
+    file.seek(0)
+    found, rate = torch.load(file, weights_only=True)
+    sgd, scheduler = made()
+    scheduler.load_state_dict(found["scheduler"])
+    sgd.load_state_dict(rate)
+    assert [*before, *rates(sgd, scheduler, 10)] == expected

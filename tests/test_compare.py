@@ -297,12 +297,12 @@ def test_models_are_kept_on_the_way_and_training_goes_on_as_if_they_were_not():
         assert all(torch.equal(kept.state[name], expected[name]) for name in expected)
     for trainer in (plain, keeping):
         trainer.optimizer.close()
-    signals = argparse.Namespace(received=0)
-    results = evaluate_kept(keeping, ALONE, signals)
+    results, whole = evaluate_kept(keeping, ALONE, lambda: False)
+    assert whole
     assert [each["step"] for each in results] == [5, 10]
     assert all(each["loss"] >= 0 and each["elapsed_s"] > 0 for each in results)
     assert results[0]["elapsed_s"] < results[1]["elapsed_s"]
-    assert evaluate_kept(keeping, ALONE, argparse.Namespace(received=15)) == []
+    assert evaluate_kept(keeping, ALONE, lambda: 15) == ([], False)
 
 
 def test_the_mean_of_one_rank_is_its_state():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import sys
 import time
 from argparse import Namespace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -38,7 +40,7 @@ PAGE = pages.ROOT / "docs" / "checkpoints.md"
 
 # Trains on a loader that shuffles, and sends its rank a signal after a step, where a file says so.
 SCRIPT = """
-import os, pathlib, random, sys
+import os, pathlib, random, sys, time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -61,6 +63,8 @@ def data(rank, size, batch_size, seed):
 
 def loss(model, batch):
     inputs, targets = batch
+    if not torch.is_grad_enabled() and SIGNALS.with_name("slow").exists():
+        time.sleep(60)  # a long evaluation
     noise = random.random()
     return nn.functional.mse_loss(model(inputs), targets + 0.1 * noise)
 
@@ -148,6 +152,7 @@ RARE = f"--name rare --algorithm local-sgd:sync_period=5000 --steps 4000 --step-
 SKIPS = "--algorithm hop:backup=1:max_skip=10 --steps 60 --step-time 2 --slow-rank 1:20"
 LIMIT = "--resume runs/limit --algorithm local-sgd"
 RANKS = "--name ranks --algorithm local-sgd --checkpoint-every 6 --resume"
+LONG = "--algorithm local-sgd --steps 6"
 REFUSED = "--name run --algorithm local-sgd --steps 4 --checkpoint-every 2"
 # What is done before a command, its arguments, and its exit status; in one job of two ranks.
 COMMANDS = [
@@ -177,11 +182,15 @@ COMMANDS = [
     (NO_SIGNAL, f"--resume runs/skips {SKIPS}", 0),
     ("", "--name limit --algorithm local-sgd --steps 9999 --step-time 5 --time-limit 0.01", 85),
     ("", f"{LIMIT} --steps 60 --step-time 5 --checkpoint-every 0.05s", 0),
+    ("open('slow', 'w').close()", f"--name long {LONG} --time-limit 0.1 {SAVE}", 85),
+    ("", f"--resume runs/long {LONG} --time-limit 0.02", 1),
+    ("os.remove('slow')", f"--resume runs/long {LONG}", 0),
     ("", f"{RANKS} --steps 12", 2),
     ("", f"{RANKS} --steps 24", 0),
     ("", REFUSED, 0),
     ("", f"{REFUSED} --resume --batch-size 8", 2),
     ("", f"{REFUSED} --resume --sync-period 3", 2),
+    ("", f"{REFUSED} --resume --evaluate-every 2", 2),
     ("", "--resume elsewhere", 2),
     (SPOIL, f"{REFUSED} --resume", 2),
 ]
@@ -254,6 +263,14 @@ def test_a_signal_stops_ranks_that_average_together_after_the_same_step(job):
     assert 12 <= int(step) <= 14
 
 
+def test_a_time_limit_ends_an_evaluation(job):
+    """And a job that has time for nothing else fails, or it would be requeued for ever."""
+    runs, ended = job
+    assert re.search(r"stopped by the time limit after 6 steps: --resume runs/long", ended.stderr)
+    assert "leaves no time for a step, or for the evaluation" in ended.stderr
+    assert summary_of(runs / "long")["steps_of_rank"] == [6, 6]
+
+
 def test_any_algorithm_is_stopped_and_continues(job):
     """By a signal on one rank, or a time limit; also where ranks make different steps."""
     runs, ended = job
@@ -296,7 +313,7 @@ def test_another_number_of_ranks_continues_a_run(runs):
 def its_run(directory, **more):
     """Return a stand-in for a rank's part in a training, which has its files alone."""
     its = SimpleNamespace(run=directory, **more)
-    for name in ("_before", "_remove_metrics"):
+    for name in ("_before", "_moving", "_move_back", "_remove_metrics"):
         setattr(its, name, partial(getattr(Continuing, name), its))
     return its
 
@@ -318,6 +335,45 @@ def test_metrics_of_before_are_kept_where_a_job_was_killed_before_it_saved(tmp_p
     assert not second.exists() and not folder.exists()
     Continuing._take_back(its, found)
     assert first.read_text() == "until step 60"
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("moved", range(4))
+def test_a_job_that_is_killed_while_it_moves_metrics_loses_none(
+    tmp_path, monkeypatch, moved, alike
+):
+    """Between two files, and before and after the folder gets its name, in either direction."""
+    its, found = its_run(tmp_path), SimpleNamespace(step=60)
+    names = [f"rank-000{rank}.jsonl" for rank in range(3)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    if alike:
+        Continuing._clear(its, found, alike=False)
+    calls = itertools.count()
+
+    def killed_at(function):
+        def called(*arguments):
+            if next(calls) == moved:
+                raise Killed
+            return function(*arguments)
+
+        return called
+
+    with monkeypatch.context() as dying:
+        for name in ("rename", "replace"):
+            dying.setattr(Path, name, killed_at(getattr(Path, name)))
+        with pytest.raises(Killed):
+            Continuing._take_back(its, found) if alike else Continuing._clear(its, found, False)
+    Continuing._clear(its, found, alike=False)
+    folder = tmp_path / "until-step-60"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == dict(zip(names, names))
+    (tmp_path / names[0]).write_text("of the killed job")
+    Continuing._take_back(its, found)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict(zip(names, names))
 
 
 def test_a_run_that_begins_anew_on_fewer_ranks_has_no_others_metrics(tmp_path, monkeypatch):
@@ -467,6 +523,7 @@ def test_what_cannot_be_continued_is_refused_in_one_line(job):
         "cannot resume: runs/ranks has made all its steps, on 1 rank: give more of them",
         "cannot resume: .* was saved with batch_size = 32, and now it is 8",
         "cannot resume: .* was saved with sync_period = 10, and now it is 3",
+        "cannot resume: .* was saved with evaluate_every = None, and now it is 2",
         "argument --resume: elsewhere has no checkpoints",
         "cannot resume: none of 2 checkpoints in .* is good: 000002-step-4: .*; 000001-step-2: .*",
     ]
@@ -529,15 +586,39 @@ sys.exit(cli.main(["train", *sys.argv[1:]]))
 """
 
 
+def test_a_failure_names_the_checkpoint(mpirun, tmp_path):
+    (tmp_path / "task.py").write_text(SCRIPT.replace("os.kill(", "raise ValueError("))
+    (tmp_path / "signals").write_text("1 9 9")
+    flags = "--script task.py --algorithm allreduce --steps 30 --checkpoint-every 4 --name run"
+    words = "-m", "wagma", "train", *flags.split()
+    ended = mpirun(2, *words, timeout=TIMEOUT, cwd=tmp_path, forked=True)
+    assert ended.returncode == 1 and "ValueError" in ended.stderr
+    continues = "wagma: --resume runs/run continues from 00000(1-step-4|2-step-8)\n"
+    assert len(re.findall(continues, ended.stderr)) == 1
+
+
+@pytest.mark.parametrize(("status", "jobs"), [(0, 1), (1, 10), (2, 1), (85, 10), (130, 1)])
+def test_the_loop_of_the_page_ends_where_another_job_is_of_no_use(status, jobs):
+    """After the end of the training, an error of usage, and Ctrl-C."""
+    job = f"mpiexec() {{ echo job; return {status}; }}"
+    ended = subprocess.run(["bash", "-c", f"{job}\n{loop()}"], capture_output=True, text=True)
+    assert ended.stdout.count("job\n") == jobs
+
+
+def loop():
+    """Return the page's loop."""
+    blocks = [text for language, text in pages.blocks(PAGE) if language == "text"]
+    (found,) = (text for text in blocks if "for attempt in" in text)
+    return found
+
+
 def test_the_loop_of_the_page_starts_a_job_again_that_a_kill_has_ended(tmp_path):
     """With one rank in place of the page's four, which is killed once."""
     (tmp_path / "task.py").write_text(SCRIPT)
     (tmp_path / "signals").write_text(f"0 9 {int(signal.SIGKILL)} once")
-    blocks = [text for language, text in pages.blocks(PAGE) if language == "text"]
-    (loop,) = (text for text in blocks if "for attempt in" in text)
     command = shlex.join([*launch.mpiexec(), "-n", "1", sys.executable, "-m", "wagma"])
     flags = "--script task.py --algorithm local-sgd --steps 20 --checkpoint-every 4"
-    script = loop.replace("mpiexec -n 4 wagma", command).replace("--checkpoint-every 60s", flags)
+    script = loop().replace("mpiexec -n 4 wagma", command).replace("--checkpoint-every 60s", flags)
     assert command in script and flags in script
     env = {**os.environ, **launch.OPEN_MPI, "PYTHONPATH": str(launch.STARTUP)}
     ended = subprocess.run(

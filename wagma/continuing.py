@@ -44,6 +44,7 @@ EARLY = 60.0  # seconds by which Slurm may send its signal early
 SETTINGS = (
     *("script", "task", *kinds.OWN, "seed"),
     *("batch_size", "accumulate", "optimizer", "lr", "momentum", "weight_decay", "clip_norm"),
+    *("evaluate_every", "evaluate_every_seconds"),
 )
 COUNTED = "waiting_s", "communicating_s", "bytes_sent", "staleness"  # in a tally, by a collective
 
@@ -167,7 +168,9 @@ class Continuing:
         self.newest: Path | None = None
         self._resumed_at: int | None = None  # this rank's steps then
         self._is_writing = False
+        self._claim: IO[str] | None = None  # on rank 0
         from_rank_0(self._try_to_write, comm)
+        trainer.recovered = self._claim_again
         self.saver = checkpoint.Saver(
             run / FOLDER,
             trainer.optimizer,
@@ -177,7 +180,7 @@ class Continuing:
         self.signals = signals
         kind = PausesOfSurvivors if settings.survive else Pauses
         self.pauses = trainer.pauses = kind(trainer, comm, signals, settings)
-        last_words.append(self._how_to_continue)
+        last_words[:] = [self._how_to_continue]
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -194,6 +197,14 @@ class Continuing:
             self._claim = claimed(folder / CLAIM)
         except OSError as error:
             raise UsageError(f"cannot write checkpoints to {folder}: {error.strerror}") from error
+
+    def _claim_again(self) -> None:
+        """Lock the run's directory after the death of the rank that did, on the first one left."""
+        if self.comm.rank == 0 and self._claim is None:
+            try:
+                self._claim = claimed(self.run / FOLDER / CLAIM)
+            except (UsageError, OSError) as error:
+                complain(f"warning: the run is not locked: {error}")
 
     # Resuming
 
@@ -286,8 +297,20 @@ class Continuing:
             setattr(self.tally, name, counted[name])
 
     def _before(self, found: checkpoint.Loaded) -> Path:
-        """Return the folder for the metrics of the ranks that have saved a checkpoint."""
+        """Return the folder for the metrics of the ranks that have saved a checkpoint.
+
+        It is complete; while they are moved, in either direction, it has the name of `_moving`.
+        """
         return self.run / f"until-step-{found.step}"
+
+    def _moving(self, folder: Path) -> Path:
+        return folder.with_name(f".{folder.name}")
+
+    def _move_back(self, moving: Path) -> None:
+        """Have those metrics in the run's directory that were in it before any was moved."""
+        for path in metrics_files(moving).values():
+            path.replace(self.run / path.name)
+        moving.rmdir()
 
     def _remove_metrics(self, first: int = 0) -> None:
         """Remove the metrics of rank `first` and those after it."""
@@ -298,12 +321,12 @@ class Continuing:
     def _take_back(self, found: checkpoint.Loaded) -> None:
         """Take back what a job on another number of ranks has moved, which saved nothing."""
         folder = self._before(found)
-        if not folder.is_dir():
-            return
-        self._remove_metrics()
-        for path in metrics_files(folder).values():
-            path.rename(self.run / path.name)
-        folder.rmdir()
+        moving = self._moving(folder)
+        if folder.is_dir():
+            self._remove_metrics()
+            folder.rename(moving)
+        if moving.is_dir():
+            self._move_back(moving)
 
     def _clear(self, found: checkpoint.Loaded, alike: bool) -> list[dict[str, Any]]:
         """Remove what says that the run has ended; return from what it was continued before.
@@ -315,9 +338,11 @@ class Continuing:
         if not alike and (folder := self._before(found)).is_dir():
             self._remove_metrics()  # of a job that was killed before it saved
         elif not alike:
-            folder.mkdir()
+            moving = self._moving(folder)
+            moving.mkdir(exist_ok=True)  # of a job that was killed while it moved some
             for path in metrics_files(self.run).values():
-                path.rename(folder / path.name)
+                path.rename(moving / path.name)
+            moving.rename(folder)
         try:
             before = json.loads((self.run / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -416,11 +441,22 @@ class Continuing:
     def _warn(self, error: Exception) -> None:
         if self.comm.rank == 0:
             log.warning("no checkpoint, the training goes on: %s", error)
+            if self.trainer.rank:  # the log of the first rank of all was seen
+                complain(f"warning: no checkpoint, the training goes on: {error}")
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Return a block for the steps, which `Interrupted` ends where a rank cannot stop."""
         pauses = self.pauses
         return self.signals.raising_after(lambda: pauses.patience, lambda: pauses.deadline)
+
+    def in_time(self) -> AbstractContextManager[None]:
+        """Return a block after the steps, which a signal or the time limit ends."""
+        return self.signals.raising_after(lambda: 0.0, lambda: self.pauses.deadline)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the time limit is near."""
+        return time.time() >= self.pauses.deadline
 
     def give_up(self) -> None:
         """End the job without another checkpoint."""

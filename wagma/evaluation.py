@@ -7,12 +7,12 @@ take none of its time and no rank waits for them.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from wagma.job import Signals
 from wagma.tasks import contract
 
 if TYPE_CHECKING:  # importing MPI initializes it
@@ -86,24 +86,30 @@ def evaluate(trainer: Trainer) -> tuple[State, contract.Means]:
         return copy_of(trainer.model), measured
 
 
-def evaluate_kept(trainer: Trainer, comm: MPI.Comm, signals: Signals) -> list[dict]:
+def evaluate_kept(
+    trainer: Trainer, comm: MPI.Comm, is_asked: Callable[[], object]
+) -> tuple[list[dict], bool]:
     """Evaluate the means of the models that all ranks that train have kept; collective.
 
-    If any rank has received a signal, all stop. The model is changed.
+    The model is changed.
+
+    Args:
+        trainer, comm: This rank's trainer, and all ranks.
+        is_asked: Returns whether this rank is asked to stop; if any is, all do.
 
     Returns:
         On rank 0, for each: step, the number of steps made, as a mean over the ranks; elapsed_s,
         the time at which the last rank had made them, or the common time at which ranks kept their
-        models; and the task's metrics.
+        models; and the task's metrics. And whether all have been evaluated.
     """
-    results = []
+    results: list[dict] = []
     # A faster rank has kept none for the last of the other ranks' times.
     counts = comm.allgather(len(trainer.kept) if trainer.trains else None)
     number = min(count for count in counts if count is not None)
     nothing = [] if trainer.trains else number * [Kept(0, 0.0, copy_of(trainer.model))]
     for kept in (nothing or trainer.kept)[:number]:
-        if any(comm.allgather(signals.received)):
-            break
+        if any(comm.allgather(bool(is_asked()))):
+            return results, False
         trainer.model.load_state_dict(mean_over_ranks(kept.state, comm, trainer.trains))
         measured = contract.evaluate(trainer.task, trainer.model, trainer.test)
         everyone = comm.gather((kept.steps, kept.elapsed_s, measured) if trainer.trains else None)
@@ -111,4 +117,4 @@ def evaluate_kept(trainer: Trainer, comm: MPI.Comm, signals: Signals) -> list[di
             steps, elapsed, means = zip(*filter(None, everyone))
             metrics = contract.all_ranks(means)
             results.append({"step": mean(steps), "elapsed_s": max(elapsed), **metrics})
-    return results
+    return results, True

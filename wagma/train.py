@@ -174,7 +174,7 @@ def make_run(
             run_steps(trainer, tally, run, shown, goes_on)
             tally.add_averaging(trainer.statistics())
         if not (goes_on and goes_on.stopped):
-            with signals.raising():
+            with goes_on.in_time() if goes_on else signals.raising():
                 trained = evaluate(trainer)
                 tally.report = getattr(optimizer, "report", dict)()
                 if "skipped_of_rank" in tally.report:  # also before this job
@@ -207,8 +207,11 @@ def make_run(
         state, measured = trained
         if trainer.total is not None:  # ranks made different numbers of steps in the same time
             tally.limit = comm.allreduce(tally.elapsed_s, MPI.MAX)
-        evaluations = evaluate_kept(trainer, comm, signals)
-        if goes_on and any(received := comm.allgather(signals.received)):
+        evaluations, whole = evaluate_kept(
+            trainer, comm, lambda: signals.received or (goes_on and goes_on.is_due)
+        )
+        received = comm.allgather(signals.received)
+        if goes_on and (any(received) or not whole):
             return goes_on.ended(received), None
         measured, tallies = comm.gather(measured), comm.gather(tally)
         added = comm.gather(trainer.recorded)
@@ -234,8 +237,10 @@ def make_run(
             add_evaluations(run, summary["evaluations"], summary["metrics"])
         lost_since = lost(comm.allgather(tally.lost_since), comm.allgather(tally.steps))
     received = comm.allgather(signals.received)
-    if goes_on and not finished and (goes_on.stopped or any(received)):
-        return goes_on.ended(received), None
+    if goes_on and not finished:
+        due = any(comm.allgather(goes_on.is_due))
+        if goes_on.stopped or any(received) or due:
+            return goes_on.ended(received), None
     if any(received) and not goes_on:
         if not finished:
             state = mean_over_ranks(copy_of(trainer.model), comm, trainer.trains)

@@ -87,6 +87,7 @@ class Trainer:
         self.started: float | None = None
         self.earlier = 0.0  # seconds of the steps before this job
         self.pauses: Pauses | None = None
+        self.recovered: Callable[[], None] | None = None  # what is done after a recovery
 
     @property
     def is_first(self) -> bool:
@@ -109,6 +110,8 @@ class Trainer:
         self.batches.renew(batches)
         if self.settings.survive == "scale":
             local.scale_rates(self.local, self.scheduler, recovery.size / recovery.size_before)
+        if self.recovered is not None:
+            self.recovered()
 
     def make_local(self) -> tuple[torch.optim.Optimizer, Any]:
         """Return this rank's local optimizer and its learning-rate scheduler."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,10 @@ class Unchanging:
 
 
 def copied(value: Any) -> Any:
-    """Return a value with copies of its tensors on the CPU, and plain dicts, lists and tuples."""
+    """Return a value with copies of its tensors on the CPU, and plain dicts, lists and tuples.
+
+    A Counter stays one, as a MultiStepLR within a SequentialLR needs its milestones.
+    """
     if isinstance(value, Unchanging):
         return value.value
     if isinstance(value, torch.Tensor):
@@ -35,7 +39,8 @@ def copied(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     if isinstance(value, Mapping):
-        return {key: copied(each) for key, each in value.items()}
+        plain = {key: copied(each) for key, each in value.items()}
+        return Counter(plain) if type(value) is Counter else plain
     if isinstance(value, (list, tuple)):
         each = map(copied, value)
         return type(value)(each) if type(value) in (list, tuple) else [*each]
