@@ -429,7 +429,7 @@ def test_a_rank_that_has_joined_makes_no_calls(comm):
 @pytest.mark.parametrize("how", ["call", "start"])
 def test_times_in_calls_are_waiting_and_communicating(comm, how):
     """Rank 1 comes late, by a known time, to a synchronization, and later to close()."""
-    late = 0.6
+    late = 1.2
     mine = np.zeros(300_000)
     average = GroupAllreduce(comm, mine, group_size=2, sync_period=1)
     comm.Barrier()
@@ -442,7 +442,7 @@ def test_times_in_calls_are_waiting_and_communicating(comm, how):
     took = time.perf_counter() - began
     now = average.statistics()
     if comm.rank != 1:
-        assert now.waiting > 0.25 * late
+        assert now.waiting > 0.1 * late
     assert now.communicating > 0
     assert now.engine > 0
     assert now.waiting + now.communicating <= took

@@ -514,7 +514,7 @@ def test_without_an_mpi_library_one_line_says_what_to_do():
 @pytest.mark.launch
 def test_a_job_of_two_says_a_mistake_once(mpirun):
     code = "import sys; from wagma import cli, job; job.SPEAK_FIRST = 8; sys.exit(cli.main())"
-    ended = mpirun(2, "-c", code, "train", "--lr", "-1", timeout=30)
+    ended = mpirun(2, "-c", code, "train", "--lr", "-1", timeout=100)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert_mistakes(ended, "argument --lr: must be a number above 0, not '-1'")
 
@@ -558,7 +558,7 @@ def assert_mistakes(ended, *messages):
 
 @pytest.mark.launch
 def test_a_job_of_four_prints_its_help_once(mpirun):
-    ended = mpirun(4, "-m", "wagma", "--help", timeout=30).check()
+    ended = mpirun(4, "-m", "wagma", "--help", timeout=100).check()
     assert ended.stdout.count("usage: wagma") == 1
 
 
@@ -566,7 +566,7 @@ def test_a_job_of_four_prints_its_help_once(mpirun):
 @pytest.mark.parametrize("command", ["train", "info"])
 def test_tasks_that_mpi_took_for_jobs_of_their_own_are_refused(mpirun, tmp_path, command):
     variables = {"SLURM_STEP_NUM_TASKS": "4"}
-    ended = mpirun(1, "-m", "wagma", command, timeout=30, env=variables, cwd=tmp_path)
+    ended = mpirun(1, "-m", "wagma", command, timeout=100, env=variables, cwd=tmp_path)
     assert ended.returncode == 2
     assert "each of the job's 4 tasks (SLURM_STEP_NUM_TASKS) a job of its own" in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -576,7 +576,7 @@ def test_tasks_that_mpi_took_for_jobs_of_their_own_are_refused(mpirun, tmp_path,
 @pytest.mark.parametrize("rank", [0, 1])
 def test_under_torchrun_rank_0_says_what_to_start_it_with(mpirun, tmp_path, rank):
     variables = TORCHRUN | {"RANK": str(rank)}
-    ended = mpirun(None, "-m", "wagma", "train", timeout=30, env=variables, cwd=tmp_path)
+    ended = mpirun(None, "-m", "wagma", "train", timeout=100, env=variables, cwd=tmp_path)
     assert ended.returncode == 2
     said = "wagma: error: MPI made each of the job's 2 processes (WORLD_SIZE) a job of its own"
     assert ended.stderr.startswith(said) == (rank == 0)
@@ -588,7 +588,7 @@ def test_under_torchrun_rank_0_says_what_to_start_it_with(mpirun, tmp_path, rank
 @pytest.mark.launch
 def test_a_job_that_mpiexec_has_started_may_have_torchrun_s_variables(mpirun):
     variables = TORCHRUN | {"WAGMA_TRANSPORT": "messages"}
-    ended = mpirun(2, "-m", "wagma", "info", timeout=30, env=variables).check()
+    ended = mpirun(2, "-m", "wagma", "info", timeout=100, env=variables).check()
     assert re.search("^ranks +2$", ended.stdout, re.MULTILINE)
     assert re.search("^transport +messages$", ended.stdout, re.MULTILINE)
 
@@ -601,7 +601,7 @@ from mpi4py import MPI
 from collectives import GroupAllreduce
 GroupAllreduce(MPI.COMM_WORLD, np.zeros(1), group_size=1)
 """
-    ended = mpirun(None, "-c", program, timeout=30, env=TORCHRUN)
+    ended = mpirun(None, "-c", program, timeout=100, env=TORCHRUN)
     assert ended.returncode == 1
     assert ended.stderr.endswith("does not know torchrun: start it with mpiexec or srun\n")
 

@@ -221,7 +221,7 @@ def probed(device):
 @pytest.mark.parametrize("size", probe.SIZES)
 def test_bytes_that_arrive_are_all_right(device, probed, size):
     comm = Comm(device, probed, LEGACY_TOO)
-    assert probe.exchange(comm, probed, size, 1) == (None, False)
+    assert probe.exchange(comm, probed, size, 20) == (None, False)
 
 
 def test_bytes_that_do_not_arrive_are_seen(device, probed):
@@ -243,7 +243,7 @@ def test_a_message_that_is_lost_keeps_its_memory(device, probed):
 @pytest.mark.parametrize(("flags", "early"), [(NON_BLOCKING, True), (LEGACY_TOO, False)])
 def test_copies_that_wait_for_the_default_stream_are_seen(device, probed, flags, early):
     comm = Comm(device, probed, flags)
-    assert probe.exchange(comm, probed, SIZE, 5, hold=1) == (None, early)
+    assert probe.exchange(comm, probed, SIZE, 20, hold=4) == (None, early)
 
 
 def inquire(monkeypatch, device, flags):

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import signal
 import threading
 import weakref
 
@@ -11,7 +10,7 @@ import pytest
 import stand_in
 from devices import CASES
 from stand_in import ILLEGAL_ADDRESS
-from together import Interrupted, interrupt, wait_until
+from together import Interrupted, interrupt, signalled, wait_until
 
 import collectives
 from collectives import CudaError, GroupAllreduce, RankFailedError
@@ -257,28 +256,22 @@ def test_a_device_that_fails_in_the_middle_is_named_everywhere_and_nobody_hangs(
 
 @contextlib.contextmanager
 def interrupted_after(seconds, handle=lambda: None):
-    """Raise Interrupted from a signal handler, after calling `handle`."""
-    handler = signal.signal(signal.SIGALRM, lambda *_: (handle(), interrupt()))
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
+    """Raise Interrupted from a signal handler in a wait, after calling `handle`."""
+    with signalled(lambda: (handle(), interrupt()), seconds, waits=True):
         yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
 
 
 @pytest.mark.transports("messages")
 def test_a_signal_handler_can_make_no_call_while_one_waits_for_the_device(comm, device):
     stream = device.create_stream()
     vector = device.array(np.zeros(100), stream)
-    with GroupAllreduce(comm, vector, wait="group") as average, device.holding(stream):
-        handler = signal.signal(signal.SIGALRM, lambda *_: average(vector))
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        try:
-            with pytest.raises(RuntimeError, match="in a call already"):
-                average(vector)
-        finally:
-            signal.signal(signal.SIGALRM, handler)
+    with (
+        GroupAllreduce(comm, vector, wait="group") as average,
+        device.holding(stream),
+        pytest.raises(RuntimeError, match="in a call already"),
+        signalled(lambda: average(vector), 0.05, waits=True),
+    ):
+        average(vector)
 
 
 @pytest.mark.transports("messages")

@@ -342,9 +342,9 @@ def test_a_signal_handler_cannot_use_a_collective_that_is_in_a_call(comm, during
 
     if comm.rank == 0:
         if during == "catching up":
-            with interrupted(0.1):
+            with interrupted():
                 average(mine)
-        with signalled(handle, 0.1):
+        with signalled(handle, 0.05, waits=True):
             waits()
         (request,) = requests
         request.Wait()
@@ -365,8 +365,8 @@ def test_a_signal_handler_that_is_refused_interrupts_the_call(comm):
     average = GroupAllreduce(comm, mine, group_size=4, sync_period=NEVER, wait="group")
     if comm.rank == 0:
         with (
-            signalled(lambda: average.average(np.ones(3)), 0.1),
             pytest.raises(RuntimeError, match="is in a call already"),
+            signalled(lambda: average.average(np.ones(3)), 0.05, waits=True),
         ):
             average(mine)
         request = comm.Ibarrier()

@@ -419,8 +419,12 @@ def test_a_call_that_waits_for_long_says_for_whom(comm, caplog):
                 wait_until(lambda source=source: comm.iprobe(source=source))
                 comm.recv(source=source)
         elif comm.rank:
+            if comm.rank == 1:
+                comm.recv(source=2)  # until that one waits
             with interrupted(once=lambda: caplog.records):
                 collective(mine)
+            if comm.rank == 2:
+                comm.send("waited", dest=1)
             comm.send("said", dest=3)
             why = {
                 1: "in call 0, in group 1, for rank 2: in group 0",

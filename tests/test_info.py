@@ -144,7 +144,7 @@ def test_on_a_terminal_it_is_a_rich_table(monkeypatch, tmp_path):
 @pytest.mark.launch
 def test_a_job_of_three_prints_one_table(mpirun):
     variables = {"WAGMA_ENGINE": "dedicated", "WAGMA_CUDA_AWARE": "0"}
-    ended = mpirun(3, "-m", "wagma", "info", timeout=30, env=variables).check()
+    ended = mpirun(3, "-m", "wagma", "info", timeout=100, env=variables).check()
     assert ended.stderr == ""
     rows = table(ended.stdout)
     assert len(rows) == len(ended.stdout.splitlines())
@@ -168,7 +168,7 @@ def test_nodes_are_those_that_share_memory(mpirun):
     if is_open_mpi():
         pytest.skip("only MPICH can take one node for several")
     variables = {"MPIR_CVAR_NUM_CLIQUES": "2", "WAGMA_CUDA_AWARE": "0"}
-    ended = mpirun(4, "-m", "wagma", "info", timeout=30, env=variables).check()
+    ended = mpirun(4, "-m", "wagma", "info", timeout=100, env=variables).check()
     rows = table(ended.stdout)
     assert rows["ranks per node"].startswith("2 on each of ")
     assert rows["transport"] == "shared within nodes, messages between"

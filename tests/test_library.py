@@ -80,7 +80,7 @@ def build(place, compiler):
 
 def refusal(mpirun, place, **variables):
     """Return what the ranks, who must agree, are told, and the name of mpi4py's MPI."""
-    lines = mpirun(3, place / "job.py", timeout=30, env=variables).check().stdout.splitlines()
+    lines = mpirun(3, place / "job.py", timeout=100, env=variables).check().stdout.splitlines()
     assert len(lines) >= 2, "nobody was refused"
     return lines[0], lines[1].strip("\0 ")
 

@@ -142,7 +142,7 @@ def toy(tmp_path, monkeypatch):
 def test_a_method_of_ones_own_trains_is_compared_and_simulated(toy, mpirun, tmp_path):
     for words in (["--help"], ["simulate", "--help"]):
         text = mpirun(
-            None, *COMMAND, *(words if words[1:] else ["train", *words]), timeout=30, forked=True
+            None, *COMMAND, *(words if words[1:] else ["train", *words]), timeout=100, forked=True
         )
         assert "pairs             models of pairs of neighboring ranks" in text.check().stdout
         assert ":both" in text.stdout
@@ -174,7 +174,7 @@ def test_a_method_of_ones_own_trains_is_compared_and_simulated(toy, mpirun, tmp_
 @pytest.mark.launch
 def test_a_method_s_mistakes_are_one_line(toy, mpirun, tmp_path):
     words = ["train", "--algorithm", "pairs:sides=2"]
-    ended = mpirun(None, *COMMAND, *words, timeout=30, cwd=tmp_path, forked=True)
+    ended = mpirun(None, *COMMAND, *words, timeout=100, cwd=tmp_path, forked=True)
     assert ended.returncode == 2
     assert "pairs:sides=2: pairs has no option 'sides': it has both" in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -221,7 +221,7 @@ def completions(line):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
     )
     return ended.stdout.split()

@@ -416,7 +416,7 @@ def test_after_an_interrupted_step_training_goes_on_as_on_the_cpu(comm, device, 
             train(comm, model, optimizer, range(2))
             if comm.rank == 0:
                 backward(model, comm.rank, 2)
-                with interrupted(0.5):
+                with interrupted():
                     optimizer.step()
                     optimizer.complete()
                 ends.append(bits_of(model))

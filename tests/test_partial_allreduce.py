@@ -142,7 +142,8 @@ def test_with_majority_versions_begin_with_the_rank_that_is_drawn(comm):
             comm.Barrier()
         timely = average.statistics().timely
     # One that is to come before the drawn one may be overtaken by it on a oversubscribed machine.
-    assert 0 <= expected - timely <= versions / 3
+    assert timely <= expected
+    assert comm.allreduce(timely) > versions
 
 
 @pytest.mark.ranks(3, 4, 8)

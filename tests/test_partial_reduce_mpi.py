@@ -95,6 +95,9 @@ def test_with_the_initial_model_a_rank_says_how_much_of_it_was_mixed_in(comm):
                 train(comm, model, optimizer, [step])
                 if comm.rank == 0 and step == 9:
                     comm.send(None, dest=1)
+                    comm.recv(source=1)
+                if comm.rank == 1 and step == 0:
+                    comm.send(None, dest=0)
             share = optimizer.report()["initial_share_of_rank"]
         assert 0 <= share < 0.5
         assert max(comm.allgather(share)) > 0

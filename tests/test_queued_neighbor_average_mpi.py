@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 
 import networkx
 import numpy as np
@@ -193,8 +194,8 @@ def test_backups_do_without_a_rank_that_has_closed_for_as_long_as_they_have_its_
 
 def test_a_call_that_waits_for_long_names_the_update_or_the_token(comm, caplog):
     for settings, first, what in (
-        ({"max_gap": 2}, 1, "in call 1 (update 1 of rank 2) for rank 2: still"),
-        ({"max_gap": 2, "backup": 1}, 2, "in call 2 (a token of rank 2) for rank 2: still"),
+        ({"max_gap": 2}, 1, r"in call 1 \(update 1 of .*2\) for .*\b2: still"),
+        ({"max_gap": 2, "backup": 1}, 2, r"in call 2 \(.*a token of .*2\) for .*\b2: still"),
     ):
         mine = np.zeros(3)
         caplog.clear()
@@ -216,7 +217,7 @@ def test_a_call_that_waits_for_long_names_the_update_or_the_token(comm, caplog):
                     average(mine)
                 if comm.rank == 1:
                     comm.send("said", dest=2)
-                    assert what in caplog.text
+                    assert re.search(what, caplog.text)
             while average.version < 4:
                 average(mine)
 

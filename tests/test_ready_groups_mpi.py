@@ -171,6 +171,10 @@ def test_dynamic_weights_count_older_models_less(comm, weights, missing, dtype):
         for call in range(3 if slow else 30):
             loiter(comm.rank, call, 0.02 if slow else 0.002)
             recorder.call(call)
+            if comm.rank == 0 and call == 14:
+                comm.recv(source=comm.size - 1)
+            elif slow and call == 2:
+                comm.send(None, dest=0)
         assert allreduce.averaging_matrix() is None and allreduce.rho is None
         share = allreduce.initial_share
     rounding = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-2}[mine.dtype.name]

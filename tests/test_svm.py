@@ -202,7 +202,7 @@ def test_sigterm_ends_it_in_the_middle_of_a_sample_s_sleep(mpirun, tmp_path, dat
     options = ("--data", data, "--samples", "100000", "--method", method, "--sample-time", "5000")
     words = ("-c", ASLEEP, *COMMAND[2:], *options, "--slow-rank", "1:1e9")
     at = Signal(signal.SIGTERM, "wagma is up", to=to)
-    ended = mpirun(2, *words, timeout=40, cwd=tmp_path, signals=[at])
+    ended = mpirun(2, *words, timeout=100, cwd=tmp_path, signals=[at])
     assert ended.returncode == 143
     assert ended.complaints == "wagma: stopped: partial results are in runs/mine\n"
 

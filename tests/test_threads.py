@@ -116,6 +116,8 @@ def test_a_rank_that_waits_for_the_gil_to_raise_an_error_still_answers(comm, tmp
     comm.Barrier()
     libc = ctypes.PyDLL(None)  # its functions keep the GIL
     mine = np.zeros(10)
+    if comm.rank == 1:
+        end = os.open(path, os.O_RDWR)  # from now on what rank 3 writes is kept
     average = GroupAllreduce(
         comm, mine, group_size=2, sync_period=1, stall=0 if comm.rank != 3 else SHORT
     )
@@ -123,7 +125,6 @@ def test_a_rank_that_waits_for_the_gil_to_raise_an_error_still_answers(comm, tmp
         comm.recv(source=1)
         average.fail(KeyError("the dataset is gone"))
     elif comm.rank == 1:
-        end = os.open(path, os.O_RDWR)
         thread = threading.Thread(target=hold_the_gil, args=[comm, libc, end])
         thread.start()
         with pytest.raises(RankFailedError):

