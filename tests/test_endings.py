@@ -131,6 +131,8 @@ def test_an_exception_shows_its_traceback_while_others_go_on(job):
     """The others make no call until it is seen."""
     result = job(
         """
+        import signal
+
         seen = []
         signal.signal(signal.SIGUSR1, lambda *_: seen.append(True))
         comm.Barrier()

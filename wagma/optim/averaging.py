@@ -198,7 +198,7 @@ class Averaging(Wrapper):
         broadcast(comm, tensors)
         self.comm = comm
         zeros = self._make_zeros(options)
-        self.flat = agreed(comm, lambda: FlatModel(model, tensors, zeros), FlatModel.release)
+        self.flat = agreed(comm, lambda: FlatModel(model, tensors, zeros), lambda m: m.release())
         try:
             self._extras = agreed(comm, lambda: self._make_extras(**arguments))
             if survive:
