@@ -22,6 +22,7 @@ from methods import (
     make_model,
     momentum_sgd,
 )
+from together import refuse_thread
 from torch.optim.lr_scheduler import StepLR
 
 from collectives import RankFailedError
@@ -500,17 +501,11 @@ def test_settings_that_one_rank_has_are_an_error_on_all_ranks(comm, directory):
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_a_thread_that_does_not_start_is_an_error_on_all_ranks(comm, directory, monkeypatch, last):
-    def start(thread):
-        if thread.name == "wagma checkpoint":
-            raise RuntimeError("can't start new thread")
-        real_start(thread)
-
-    real_start = threading.Thread.start
     model = make_model()
     with METHODS["local-sgd"].wrap(model, comm) as optimizer:
         with monkeypatch.context() as limited:
             if comm.rank == last:
-                limited.setattr(threading.Thread, "start", start)
+                refuse_thread(limited, "wagma checkpoint")
             with pytest.raises(CheckpointError, match=f"rank {last}: the thread .* new thread"):
                 checkpoint.save(directory, optimizer)
         assert not files.found(directory)

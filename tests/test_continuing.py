@@ -318,7 +318,7 @@ def test_another_number_of_ranks_continues_a_run(runs):
 def its_run(directory, **more):
     """Return a stand-in for a rank's part in a training, which has its files alone."""
     its = SimpleNamespace(run=directory, **more)
-    for name in ("_before", "_moving", "_move_back", "_remove_metrics"):
+    for name in ("_before", "_moving", "_remove_metrics"):
         setattr(its, name, partial(getattr(Continuing, name), its))
     return its
 

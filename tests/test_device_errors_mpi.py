@@ -1,6 +1,5 @@
 """What goes wrong in collectives with arrays on devices, on the stand-in for the driver."""
 
-import contextlib
 import gc
 import threading
 import weakref
@@ -10,7 +9,7 @@ import pytest
 import stand_in
 from devices import CASES
 from stand_in import ILLEGAL_ADDRESS
-from together import Interrupted, interrupt, signalled, wait_until
+from together import Interrupted, interrupt, interrupted, signalled, wait_until
 
 import collectives
 from collectives import CudaError, GroupAllreduce, RankFailedError
@@ -188,7 +187,7 @@ def test_an_exception_while_the_device_is_behind_leaves_a_call_to_be_made(comm, 
     with GroupAllreduce(comm, first, group_size=comm.size, wait="group") as average:
         with device.holding(stream):
             device.write(first, np.full(5000, 7.0), stream)
-            with interrupted_after(0.2), pytest.raises(Interrupted):
+            with interrupted():
                 average.start(first).wait() if how == "wait" else average(first)
             assert average.version == 0
             # The application's stream is ordered after the copy, so this is in order.
@@ -223,7 +222,10 @@ def test_an_exception_in_the_middle_leaves_the_application_what_the_host_has(
                 call = average.start(vector)
                 wait_for_blocks(device, copies, blocks)
                 opening = threading.Timer(0.3, device.open)
-                with interrupted_after(0.1, opening.start), pytest.raises(Interrupted):
+                with (
+                    pytest.raises(Interrupted),
+                    signalled(lambda: (opening.start(), interrupt()), 0.05, waits=True),
+                ):
                     call.wait()
             left = vector.get()
             assert set(left) <= {mean, 4.0} and left[0] == mean
@@ -252,13 +254,6 @@ def test_a_device_that_fails_in_the_middle_is_named_everywhere_and_nobody_hangs(
     else:
         hear_that_rank_1_failed(average, vector)
     close_after_failure(comm, device, average)
-
-
-@contextlib.contextmanager
-def interrupted_after(seconds, handle=lambda: None):
-    """Raise Interrupted from a signal handler in a wait, after calling `handle`."""
-    with signalled(lambda: (handle(), interrupt()), seconds, waits=True):
-        yield
 
 
 @pytest.mark.transports("messages")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mpi4py import MPI
-from together import NEVER, wait_until
+from together import NEVER, refuse_thread, wait_until
 
 from collectives import GroupAllreduce, RankFailedError, empty, process
 
@@ -60,15 +60,9 @@ def test_one_thread_closes_a_collective_while_another_opens_one(comm, monkeypatc
 @pytest.mark.ranks(3, 4)
 @pytest.mark.transports("messages")
 def test_a_progress_thread_that_does_not_start_is_an_error_on_all_ranks(comm, monkeypatch):
-    def start(thread):
-        if thread.name == "wagma-engine":
-            raise RuntimeError("can't start new thread")
-        real_start(thread)
-
-    real_start = threading.Thread.start
     with monkeypatch.context() as limited:
         if comm.rank == 1:
-            limited.setattr(threading.Thread, "start", start)
+            refuse_thread(limited, "wagma-engine")
         with pytest.raises(RuntimeError, match=r"^rank 1: the progress thread .* new thread"):
             GroupAllreduce(comm, np.zeros(10))
     assert not process.open_count()

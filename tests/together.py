@@ -140,6 +140,18 @@ def interrupted(seconds=0.05, once=None):
         yield
 
 
+def refuse_thread(monkeypatch, name):
+    """Let no thread of this name start, as at a limit of processes."""
+    real_start = threading.Thread.start
+
+    def start(thread):
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        real_start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
 class StoppingRank:
     """A rank that stops, with all its threads, as soon as a condition holds there.
 

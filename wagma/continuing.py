@@ -306,12 +306,6 @@ class Continuing:
     def _moving(self, folder: Path) -> Path:
         return folder.with_name(f".{folder.name}")
 
-    def _move_back(self, moving: Path) -> None:
-        """Have those metrics in the run's directory that were in it before any was moved."""
-        for path in metrics_files(moving).values():
-            path.replace(self.run / path.name)
-        moving.rmdir()
-
     def _remove_metrics(self, first: int = 0) -> None:
         """Remove the metrics of rank `first` and those after it."""
         for rank, path in metrics_files(self.run).items():
@@ -326,7 +320,9 @@ class Continuing:
             self._remove_metrics()
             folder.rename(moving)
         if moving.is_dir():
-            self._move_back(moving)
+            for path in metrics_files(moving).values():
+                path.replace(self.run / path.name)
+            moving.rmdir()
 
     def _clear(self, found: checkpoint.Loaded, alike: bool) -> list[dict[str, Any]]:
         """Remove what says that the run has ended; return from what it was continued before.
@@ -452,11 +448,6 @@ class Continuing:
     def in_time(self) -> AbstractContextManager[None]:
         """Return a block after the steps, which a signal or the time limit ends."""
         return self.signals.raising_after(lambda: 0.0, lambda: self.pauses.deadline)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the time limit is near."""
-        return time.time() >= self.pauses.deadline
 
     def give_up(self) -> None:
         """End the job without another checkpoint."""

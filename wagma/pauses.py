@@ -147,6 +147,11 @@ class Pauses:
         return min(self._limit, self._end - NEAR - self.stopping - self.writing)
 
     @property
+    def is_due(self) -> bool:
+        """Whether the training is to stop because its time is over."""
+        return time.time() >= self.deadline
+
+    @property
     def patience(self) -> float:
         """Seconds in which a rank that is to stop has to come out of its steps."""
         return STUCK + self.stopping
@@ -155,7 +160,7 @@ class Pauses:
     def wish(self) -> Said:
         """What this rank wishes now."""
         wish = Said(0)
-        if self.signals.received or time.time() >= self.deadline:
+        if self.signals.received or self.is_due:
             wish |= Said.STOP
         since = time.monotonic() - self._saved_at
         # One rank measures, so that all mean the same time.

@@ -208,7 +208,7 @@ def make_run(
         if trainer.total is not None:  # ranks made different numbers of steps in the same time
             tally.limit = comm.allreduce(tally.elapsed_s, MPI.MAX)
         evaluations, whole = evaluate_kept(
-            trainer, comm, lambda: signals.received or (goes_on and goes_on.is_due)
+            trainer, comm, lambda: signals.received or (goes_on and goes_on.pauses.is_due)
         )
         received = comm.allgather(signals.received)
         if goes_on and (any(received) or not whole):
@@ -238,7 +238,7 @@ def make_run(
         lost_since = lost(comm.allgather(tally.lost_since), comm.allgather(tally.steps))
     received = comm.allgather(signals.received)
     if goes_on and not finished:
-        due = any(comm.allgather(goes_on.is_due))
+        due = any(comm.allgather(goes_on.pauses.is_due))
         if goes_on.stopped or any(received) or due:
             return goes_on.ended(received), None
     if any(received) and not goes_on:

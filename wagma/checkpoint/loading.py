@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
 
-from collectives.agreement import counted, raise_collectively
+from collectives.agreement import agreed, counted, raise_collectively
 from wagma import __version__, generators
 from wagma.checkpoint import files, state
 from wagma.checkpoint.files import BrokenError, CheckpointError
@@ -101,12 +102,7 @@ def load(
         manifest, problem = comm.bcast(manifest_of(path) if comm.rank == 0 else None)
         parts: dict[int, dict[str, Any]] = {}
         if problem is None:
-            different: Exception | None = None
-            try:
-                compare(path, manifest, optimizer, settings or {})
-            except CheckpointError as error:
-                different = error
-            raise_collectively(comm, different)
+            agreed(comm, partial(compare, path, manifest, optimizer, settings or {}))
             parts, problem = read_parts(path, manifest, optimizer)
         if problem is None:
             return go_on(path, manifest, parts, optimizer, more)

@@ -189,11 +189,7 @@ class Averaging(Wrapper):
         raise_collectively(comm, difference(comm, common))
         tensors = agree(comm, lambda: unwrapped(optimizer, survey(model, optimizer)))
         device = next(t.value.device.type for t in tensors if t.value.is_floating_point())
-        try:
-            known = self._shards.look_at(optimizer)
-        except Exception as problem:  # a TypeError, or the local optimizer's own
-            known, error = {}, problem
-        raise_collectively(comm, error)
+        known = agreed(comm, lambda: self._shards.look_at(optimizer))
         raise_collectively(comm, difference(comm, {"the model's device": device, **known}))
         broadcast(comm, tensors)
         self.comm = comm
