@@ -93,6 +93,12 @@ class GroupAllreduce(Collective):
             `only_all_ranks`; array 0 takes part in every version.
         leased: indices of arrays, in a row, whose sum over all ranks is of parts that ranks tell by
             `lease`; with pace="own" only. It takes memory for one more of these arrays.
+        by_value: indices of arrays that are averaged by value rather than by changes, such as
+            variances: each call's array replaces that of the rank's snapshot, so that no rank gets
+            anything outside the range of values that ranks have given. Updates to these arrays are
+            not conserved: a late rank's values take the place of the mean that it would have got.
+            They are sent in their own dtype, and none may be in `leased`. With late="paper" all
+            arrays are averaged by value.
         **options: see `CollectiveOptions`.
 
     Attributes:
@@ -132,6 +138,7 @@ class GroupAllreduce(Collective):
         only_all_ranks: Sequence[int] = (),
         every: Mapping[int, int] | None = None,
         leased: Sequence[int] = (),
+        by_value: Sequence[int] = (),
         **options: Unpack[CollectiveOptions],
     ):
         self._construct(
@@ -151,6 +158,7 @@ class GroupAllreduce(Collective):
             only_all_ranks=only_all_ranks,
             every=every,
             leased=leased,
+            by_value=by_value,
         )
 
     def _construct(
@@ -181,7 +189,9 @@ class GroupAllreduce(Collective):
 
     def _argument_error(self, comm: MPI.Intracomm, given: dict[str, Any]) -> Exception | None:
         return settings.group_error(comm, given) or (
-            settings.periods_error(given) or settings.lease_error(given)
+            settings.periods_error(given)
+            or settings.lease_error(given)
+            or settings.by_value_error(given)
         )
 
     def _build(self, native: Any, comm: MPI.Intracomm, like: Any, given: dict[str, Any]) -> None:
@@ -221,6 +231,7 @@ class GroupAllreduce(Collective):
                 drawing_seed=given["seed"] if self._draws else None,
                 array_periods=settings.periods_of(given),
                 leased=settings.leased_of(given),
+                by_value=given.get("by_value", ()),
                 wire_dtype=None if sharing and node.elsewhere is None else self.wire_dtype,
                 sharing=sharing,
                 initial=self._initial(None),

@@ -217,6 +217,21 @@ def leased_of(settings: dict) -> tuple[int, int] | None:
     return (min(leased), max(leased) + 1) if leased else None
 
 
+def by_value_error(settings: dict) -> Exception | None:
+    """Return the error in which arrays are averaged by value, or None."""
+    by_value, count = settings.get("by_value", ()), array_count(settings)
+    if not isinstance(by_value, Sequence) or not all(map(is_integer, by_value)):
+        return TypeError(f"by_value is {by_value!r}, not a list of indices")
+    for index in by_value:
+        if not 0 <= index < count:
+            return ValueError(f"there is no array {index} for by_value: {count} are")
+        if index in settings.get("leased", ()):
+            return ValueError(
+                f"array {index} is in by_value and in leased: parts of a sum are changes"
+            )
+    return None
+
+
 def order_error(periods: tuple[int, ...]) -> Exception | None:
     """Return why these periods of arrays are in a wrong order, or None."""
     if periods[0] != 1:

@@ -71,20 +71,20 @@ cdef class Driver(Served):
             pass one array rather than a list.
         cores_per_rank: cores that the ranks of this node may use, for each of them.
         identity, stall, abort: see `StallReporter`.
-        make_space: see `Layout`.
+        make_space, by_value: see `Layout`.
         by_messages: see `Exchange`.
         sharing: whether to average in memory that the ranks of a node share, if possible.
     """
 
     def __init__(self, Comm control, Comm data, like, *, identity, bint single,
                  double cores_per_rank, double stall, double abort, wire_dtype=None,
-                 make_space=None, bint by_messages=True, bint sharing=False):
+                 make_space=None, by_value=(), bint by_messages=True, bint sharing=False):
         self.pid = getpid()
         self.rank, self.size = control.Get_rank(), control.Get_size()
         self.dimensions = len(activation_peers(self.rank, self.size))
         self.layout = Layout(
             [array.dtype.name for array in like], [array.size for array in like], single,
-            make_space)
+            make_space, by_value)
         self.communicators[0], self.communicators[1] = control.ob_mpi, data.ob_mpi
         self.exchange = Exchange(data, self.layout, wire_dtype, by_messages)
         self.reduction = self.exchange.reduction

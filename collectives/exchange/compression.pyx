@@ -5,24 +5,22 @@ from libc.stdlib cimport free
 from collectives.memory.allocation cimport zeroed
 from collectives.memory.layout cimport Layout
 
-WIDE = ("float32", "float64")
-
 
 def compression(Layout layout, wire_dtype):
     """Return the compression of vectors of a layout to this dtype; None where it changes none."""
-    compresses = wire_dtype is not None and any(dtype in WIDE for dtype in layout.dtypes)
+    compresses = layout.sent_as(wire_dtype) != layout.dtypes
     return Compression(layout, wire_dtype) if compresses else None
 
 
 cdef class Compression:
     """Encodes and decodes arrays wider than `wire_dtype`, relative to the vector remembered last.
 
-    The first is zero. Arrays of other dtypes are copied.
+    The first is zero. Arrays of other dtypes, and those by value, are copied.
     """
 
     def __init__(self, Layout layout, wire_dtype):
         cdef int i
-        dtypes = [wire_dtype if dtype in WIDE else dtype for dtype in layout.dtypes]
+        dtypes = layout.sent_as(wire_dtype)
         self.layout = layout
         self.wire = Layout(dtypes, layout.lengths, layout.single, layout.make_space)
         self.space = layout.make_space(layout.dtypes, dtypes)

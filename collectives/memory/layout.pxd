@@ -22,8 +22,10 @@ cdef class Layout:
     # Where vectors are, and the passes over them.
     cdef Space space
     cdef object make_space
-    # For each array: the struct module's code for its dtype in the buffer protocol.
+    # For each array: the struct module's code for its dtype in the buffer protocol; whether it is
+    # averaged by value.
     cdef char *format
+    cdef char *by_value
     # For each array: where it begins in a vector, the bytes per element, its elements and bytes.
     cdef Py_ssize_t *begin
     cdef Py_ssize_t *itemsize
@@ -41,6 +43,8 @@ cdef class Layout:
         self, char **to, char **snapshot, char **x, char **returned) noexcept nogil
     cdef bint all_finite(self, char **x) noexcept nogil
     cdef bint finite_change(self, char **snapshot, char **x, char **returned) noexcept nogil
+    cdef void begin_finite_change(
+        self, int *flag, char **snapshot, char **x, char **returned) noexcept nogil
     cdef bint take_change(self, char **x, char **snapshot, char **returned) noexcept nogil
 
 cdef class DeviceVector:

@@ -11,6 +11,7 @@ class Layout:
         lengths: Sequence[int],
         single: bool,
         make_space: Callable[..., Any] | None = None,
+        by_value: Sequence[int] = (),
     ) -> None: ...
 
 class DeviceVector:

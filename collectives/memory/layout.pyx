@@ -17,6 +17,9 @@ from collectives.memory.allocation cimport LINE, round_up, zeroed
 from collectives.device_arrays import SIZES
 from collectives.memory import space
 
+# Dtypes that a narrower one may be sent in place of.
+WIDE = ("float32", "float64")
+
 # The struct module's codes for the dtypes. Numpy's bfloat16 is that of ml_dtypes, whose arrays
 # export a buffer as integers only.
 FORMATS = {"float16": b"e", "bfloat16": b"H", "float32": b"f", "float64": b"d"}
@@ -31,9 +34,10 @@ cdef class Layout:
         single: whether users pass one array rather than a list.
         make_space: function that makes the vectors' `Space` from the arrays' dtypes, and those sent
             in their place; by default the host's memory.
+        by_value: indices of arrays of which x itself takes the place of snapshot + (x − returned).
     """
 
-    def __init__(self, dtypes, lengths, bint single, make_space=None):
+    def __init__(self, dtypes, lengths, bint single, make_space=None, by_value=()):
         cdef int i
         cdef Py_ssize_t place = HEADER
         self.count = len(dtypes)
@@ -43,9 +47,10 @@ cdef class Layout:
         self.make_space = make_space or space.make
         self.space = self.make_space(self.dtypes, self.dtypes)
         self.begin = <Py_ssize_t *>zeroed(4 * self.count, sizeof(Py_ssize_t))
-        self.format = <char *>zeroed(self.count, sizeof(char))
+        self.format = <char *>zeroed(2 * self.count, sizeof(char))
         if self.begin == NULL or self.format == NULL:
             raise MemoryError
+        self.by_value = self.format + self.count
         self.length = self.begin + self.count
         self.bytes = self.length + self.count
         self.itemsize = self.bytes + self.count
@@ -55,12 +60,22 @@ cdef class Layout:
             self.begin[i] = place
             self.length[i] = self.lengths[i]
             self.bytes[i] = self.length[i] * self.itemsize[i]
+            self.by_value[i] = i in by_value
             place = round_up(place + self.bytes[i], LINE)
         self.size = place
 
     def __dealloc__(self):
         free(self.begin)
         free(self.format)
+
+    def sent_as(self, wire_dtype):
+        """Return the dtypes in which arrays are sent, if wide ones are sent in this one.
+
+        Those by value are sent in their own: rounded differences could leave the range of values.
+        """
+        return tuple(
+            wire_dtype if wire_dtype and dtype in WIDE and not self.by_value[i] else dtype
+            for i, dtype in enumerate(self.dtypes))
 
     cdef Py_ssize_t part(
         self, int i, Py_ssize_t low, Py_ssize_t high, Py_ssize_t *first
@@ -99,10 +114,13 @@ cdef class Layout:
     cdef void add_change(
         self, char **to, char **snapshot, char **x, char **returned
     ) noexcept nogil:
-        """to = snapshot + (x − returned)"""
+        """to = snapshot + (x − returned), or x by value"""
         cdef int i
         for i in range(self.count):
-            self.space.add_change(i, to[i], snapshot[i], x[i], returned[i], self.length[i])
+            if not self.by_value[i]:
+                self.space.add_change(i, to[i], snapshot[i], x[i], returned[i], self.length[i])
+            elif to[i] != x[i]:
+                self.space.copy(to[i], x[i], self.bytes[i])
 
     cdef bint all_finite(self, char **x) noexcept nogil:
         cdef int i
@@ -112,21 +130,40 @@ cdef class Layout:
         return True
 
     cdef bint finite_change(self, char **snapshot, char **x, char **returned) noexcept nogil:
-        """Return whether all elements of snapshot + (x − returned) are finite."""
+        """Return whether all elements of snapshot + (x − returned), or x by value, are finite."""
         cdef int i
         for i in range(self.count):
-            if not self.space.finite_change(i, snapshot[i], x[i], returned[i], self.length[i]):
+            if self.by_value[i]:
+                if not self.space.all_finite(i, x[i], self.length[i]):
+                    return False
+            elif not self.space.finite_change(i, snapshot[i], x[i], returned[i], self.length[i]):
                 return False
         return True
 
+    cdef void begin_finite_change(
+        self, int *flag, char **snapshot, char **x, char **returned
+    ) noexcept nogil:
+        """Set flag, which is 1, to 0 unless that is finite; valid when a ticket is over."""
+        cdef int i
+        for i in range(self.count):
+            if self.by_value[i]:
+                self.space.begin_all_finite(flag, i, x[i], self.length[i])
+            else:
+                self.space.begin_finite_change(
+                    flag, i, snapshot[i], x[i], returned[i], self.length[i])
+
     cdef bint take_change(self, char **x, char **snapshot, char **returned) noexcept nogil:
-        """x and returned = snapshot + (x − returned); return whether that is finite.
+        """x and returned = snapshot + (x − returned), or x by value; return whether that is finite.
 
         If it is not, both hold anything.
         """
         cdef int i
         for i in range(self.count):
-            if not self.space.take_change(
+            if self.by_value[i]:
+                if not self.space.all_finite(i, x[i], self.length[i]):
+                    return False
+                self.space.copy(returned[i], x[i], self.bytes[i])
+            elif not self.space.take_change(
                     i, x[i], snapshot[i], returned[i], self.length[i]):
                 return False
         return True

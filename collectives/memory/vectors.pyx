@@ -82,16 +82,13 @@ cdef class HostVectors(Vectors):
 
         The first call queues the check on the device.
         """
-        cdef int i
         if not self.layout.space.deferred:
             return True
         if not self.asked:
             self.asked = True
             self.change_finite[0] = 1
-            for i in range(self.layout.count):
-                self.layout.space.begin_finite_change(
-                    self.change_finite, i, self.of[SNAPSHOT][i], self.of[X][i], self.of[RESULT][i],
-                    self.layout.length[i])
+            self.layout.begin_finite_change(
+                self.change_finite, self.of[SNAPSHOT], self.of[X], self.of[RESULT])
             self.answered = self.layout.space.begun()
         return self.layout.space.over(self.answered)
 

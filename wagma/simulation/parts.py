@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -133,14 +133,23 @@ class Part:
         control: the rank's `Communicator`.
         like: list of arrays, as they are averaged.
         single: whether users pass one array rather than a list.
+        by_value: indices of arrays that are averaged by value.
     """
 
     broken = cannot_leave = False
     failure = (-1, None)
 
-    def __init__(self, control: Communicator, like: list[Any], single: bool, **_: Any) -> None:
+    def __init__(
+        self,
+        control: Communicator,
+        like: list[Any],
+        single: bool,
+        by_value: Sequence[int] = (),
+        **_: Any,
+    ) -> None:
         self.ranks, self.rank, self.size = control.ranks, control.rank, control.size
-        self.layout = Layout([a.dtype.name for a in like], [a.size for a in like], single)
+        dtypes, lengths = [a.dtype.name for a in like], [a.size for a in like]
+        self.layout = Layout(dtypes, lengths, single, by_value=by_value)
         self.nbytes = self.ranks.job.nbytes or sum(array.nbytes for array in like)
         self.node = SimpleNamespace(in_use=False)
         self.pid = os.getpid()
@@ -196,7 +205,7 @@ class Part:
         return self._counts()[-1]
 
     def _counts(self) -> tuple[Any, ...]:
-        """Return the fields from `calls` to `nonfinite`."""
+        """Return the fields from `calls` to `left_out`."""
         raise NotImplementedError
 
 

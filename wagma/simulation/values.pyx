@@ -10,8 +10,6 @@ from collectives.memory.allocation cimport allocate, zeroed
 from collectives.memory.layout cimport HEADER, Layout
 from collectives.protocols.slicing cimport suits
 
-WIDE = ("float32", "float64")
-
 cdef enum:
     # Elements of a vector that are averaged at a time.
     PART = 2048
@@ -34,9 +32,9 @@ cdef class Average:
     def __init__(self, Layout layout, int most, wire_dtype=None):
         self.layout = self.wire = layout
         self.most = most
-        self.compressed = wire_dtype is not None and any(d in WIDE for d in layout.dtypes)
+        dtypes = layout.sent_as(wire_dtype)
+        self.compressed = dtypes != layout.dtypes
         if self.compressed:
-            dtypes = [wire_dtype if dtype in WIDE else dtype for dtype in layout.dtypes]
             self.wire = Layout(dtypes, layout.lengths, layout.single)
             self.codec = layout.make_space(layout.dtypes, dtypes)
         self.part_size = PART * WIDEST
