@@ -193,7 +193,7 @@ class FormedGroupCollective(PlannedCollective):
         """
         statistics = super().statistics()
         return statistics._replace(
-            nonfinite=self._nonfinite,
+            left_out=self._nonfinite,
             bytes_sent=statistics.bytes_sent + self.native.group_bytes,
         )
 

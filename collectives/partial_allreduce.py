@@ -265,7 +265,11 @@ class PartialAllreduce(Described):
 
     def statistics(self) -> Statistics:
         """Return the `collectives.statistics.Statistics` of this rank so far."""
-        return self._sums.statistics()._replace(nonfinite=self._dropped)
+        return self._sums.statistics()._replace(left_out=self._dropped)
+
+    @property
+    def _nonfinite(self) -> int:
+        return self._dropped
 
     def timeline(
         self, directory: str | os.PathLike[str]

@@ -198,7 +198,7 @@ class PeerCollective(PlannedCollective):
         return statistics._replace(
             versions=self._protocol.averagings,
             passive=self._protocol.passive,
-            nonfinite=self._nonfinite,
+            left_out=self._nonfinite,
             bytes_sent=statistics.bytes_sent + self.native.mailbox.bytes_sent,
         )
 

@@ -21,6 +21,9 @@ class Result(NamedTuple):
         weight: the total weight of these vectors, without non-finite ones; for the peer-to-peer
             collectives the number of models averaged if known, else 1.
         synchronized: whether this was an average over all ranks.
+        left_out: of the results of averagers, the names of this rank's tensors that were left out,
+            as they were not finite: of buffers, and of a parameter whose gradient was not, or
+            "update". Collectives count vectors that are left out in their statistics.
     """
 
     version: int
@@ -29,3 +32,4 @@ class Result(NamedTuple):
     group: tuple[int, ...]
     weight: float
     synchronized: bool
+    left_out: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ class Statistics(NamedTuple):
             call of the same number.
         staleness: number of group averages executed with a contribution of age 0, 1, …, in
             versions; age 1,000 includes all older contributions.
-        nonfinite: vectors of this rank that were excluded: those that were not finite, and changes
+        left_out: vectors of this rank that were left out: those that were not finite, and changes
             since a call that an exception interrupted, if the vector before them is unknown.
         bytes_sent: bytes of vectors sent.
         in_place: averages that used this rank's vector where it is, in memory that ranks share: see
@@ -41,7 +41,7 @@ class Statistics(NamedTuple):
     versions: int
     passive: int
     staleness: tuple[int, ...]
-    nonfinite: int
+    left_out: int
     bytes_sent: int
     in_place: int
     in_slots: int

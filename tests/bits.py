@@ -8,6 +8,7 @@ counter-based generator. What depends on who comes first is digested only where 
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -496,11 +497,11 @@ class Model(nn.Module):
         self.count.add_(1)
 
 
-def wrap(comm, kind, exact=False, **settings):
-    """Return a model and an optimizer around it, whose steps are the same with fused products."""
+def make(comm, kind, exact=False, **settings):
+    """Return a model, its optimizer, whose steps are the same with fused products, and averager."""
     model = Model(comm.rank, exact)
-    local = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0 if exact else 0.5)
-    return model, kind(local, model, comm=comm, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0 if exact else 0.5)
+    return model, optimizer, kind(model, optimizer, comm=comm, **settings)
 
 
 def state_of(model, optimizer):
@@ -510,30 +511,32 @@ def state_of(model, optimizer):
 
 def train(comm, kind, weigh=False, **settings):
     """Steps, with all other operations in between."""
-    model, optimizer = wrap(comm, kind, **settings)
+    model, optimizer, averager = make(comm, kind, **settings)
 
     def step(t):
         model.backward(t)
-        optimizer.step(**({"weight": 1 + (comm.rank + t) % 3 / 2} if weigh else {}))
+        averager.weight = 1 + (comm.rank + t) % 3 / 2 if weigh else 1
+        optimizer.step()
 
-    with optimizer:
+    with averager:
         for t in range(1, 13):
             step(t)
-            yield optimizer.result, state_of(model, optimizer)
+            yield averager.result, state_of(model, optimizer)
             if t % 5 == 0:
-                with optimizer.averaged():
+                with averager.averaged():
                     yield state_of(model, optimizer)
             if t == 6:
-                optimizer.synchronize()
+                averager.synchronize()
                 yield state_of(model, optimizer)
             if t == 9:
-                saved = optimizer.model_state_dict(), optimizer.state_dict()
+                averager.complete()
+                saved = copy.deepcopy(model.state_dict()), averager.state_dict()
         model.load_state_dict(saved[0])
-        optimizer.load_state_dict(saved[1])
+        averager.load_state_dict(saved[1])
         step(13)
-        optimizer.complete()
-        yield optimizer.result, state_of(model, optimizer)
-        with optimizer.join():
+        averager.complete()
+        yield averager.result, state_of(model, optimizer)
+        with averager.join():
             for t in range(5 * comm.rank % 7):
                 step(14 + t)
         yield state_of(model, optimizer)
@@ -542,13 +545,14 @@ def train(comm, kind, weigh=False, **settings):
 
 def train_exactly(comm, kind, steps, **settings):
     """Only what all have in the end is digested."""
-    model, optimizer = wrap(comm, kind, exact=True, **settings)
-    with optimizer:
+    model, optimizer, averager = make(comm, kind, exact=True, **settings)
+    with averager:
         for t in range(1, steps + 1):
             model.backward(t)
             optimizer.step()
-        optimizer.synchronize()
-        yield state_of(model, optimizer)
+        averager.synchronize()
+        # The mean of WAGMA's buffers is of those that came in time.
+        yield list(model.parameters()) if kind is optim.WAGMA else state_of(model, optimizer)
 
 
 METHODS = {

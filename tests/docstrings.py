@@ -172,7 +172,7 @@ def said_of(name, each, owner=None):
 def named(name, each):
     """Return what an object's docstring calls by this name, None if there is no such thing."""
     around = f"{each.__module__}.{each.__qualname__}".rpartition(".")[0]
-    modules = (around, each.__module__, *PACKAGES, "wagma.optim.averaging", "wagma.simulation")
+    modules = (around, each.__module__, *PACKAGES, "wagma.optim.averager", "wagma.simulation")
     for path in (*(f"{module}.{name}" for module in modules), name):
         try:
             return resolved(path)

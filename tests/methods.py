@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +21,7 @@ class Method(NamedTuple):
         settings: its arguments, such that a period has several steps, if it has periods.
         repeatable: whether a run gives the same model every time, bit for bit.
         holds: whether a rank holds the model of it that others average with.
-        rounding: relative error of one rank's steps beside those of the wrapped optimizer alone.
+        rounding: relative error of one rank's steps beside those of the optimizer alone.
         exclusive: whether a step may wait for other ranks' next steps, so that none of them may
             wait for this rank in a barrier or in another optimizer's step.
         in_step: whether ranks make the same steps, and versions number these.
@@ -36,12 +37,23 @@ class Method(NamedTuple):
     in_step: bool = True
     vectors: int = 1
 
-    def wrap(self, model, comm, make=None, **settings):
-        local = (make or momentum_sgd)(model.parameters())
+    def make(self, model, comm, make=None, **settings):
+        """Return an averager, beside a new optimizer of the model's parameters."""
         settings = {**self.settings, **settings}
         if "group_size" in settings:
             settings["group_size"] = min(settings["group_size"], max(comm.size, 2))
-        return self.kind(local, model, comm=comm, **settings)
+        return self.kind(model, (make or momentum_sgd)(model.parameters()), comm=comm, **settings)
+
+    def training(self, model, comm, make=None, **settings):
+        """Return a block of the optimizer and the averager: see `opened`."""
+        return opened(self.make(model, comm, make, **settings))
+
+
+@contextmanager
+def opened(averager):
+    """Yield an averager's only optimizer, and the averager; close that at the block's end."""
+    with averager:
+        yield averager.optimizers.given[0], averager
 
 
 # For ranks with different data.
@@ -153,28 +165,35 @@ def local_bits(optimizer) -> bytes:
     return bits(value for entry in entries for value in entry.values() if value is not None)
 
 
-def checkpoint(model, optimizer):
-    """Return what a file with the optimizer's and the model's state would give back."""
+def checkpoint(model, optimizer, averager):
+    """Return what a file with all of their states would give back."""
+    averager.complete()
     file = io.BytesIO()
-    state = {"model": optimizer.model_state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(state, file)
+    torch.save([each.state_dict() for each in (model, optimizer, averager)], file)
     file.seek(0)
     return torch.load(file)
+
+
+def restore(saved, model, optimizer, averager):
+    """Load what `checkpoint` has returned."""
+    for each, state in zip((model, optimizer, averager), saved, strict=True):
+        each.load_state_dict(state)
 
 
 def train(
     comm,
     steps,
-    each_step=lambda optimizer: None,
+    each_step=lambda averager: None,
     make=momentum_sgd,
     dtype=torch.float32,
     **settings,
 ):
     """Train a model of this rank's with WAGMA, call `each_step` after each step, and return it."""
     model = make_model(comm.rank, dtype)
-    with optim.WAGMA(make(model.parameters()), model, comm=comm, **settings) as optimizer:
+    optimizer = make(model.parameters())
+    with optim.WAGMA(model, optimizer, comm=comm, **settings) as averager:
         for step in range(steps):
             backward(model, comm.rank, step)
             optimizer.step()
-            each_step(optimizer)
+            each_step(averager)
     return model

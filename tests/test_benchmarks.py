@@ -371,6 +371,21 @@ def test_the_results_readme_counts_the_figures_that_meet_their_targets():
     assert f"{met} figures meet their targets, {len(figures) - met} do not" in readme
 
 
+def test_optimizers_whose_package_is_missing_are_skipped(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    module = importlib.import_module("other_optimizers")
+    monkeypatch.setitem(module.OPTIMIZERS, "none", module.of("no_such_package", "None"))
+    measured = module.measure(None, "none", 1)
+    assert measured["skipped"].startswith("ModuleNotFoundError") and len(measured) == 2
+
+
+def test_the_page_about_optimizers_names_the_packages_of_the_results():
+    page = (BENCHMARKS.parent / "docs" / "optimizers.md").read_text()
+    found = json.loads((BENCHMARKS / "results" / "other-optimizers-4.json").read_text())["results"]
+    named = {f"{of['package']} {of['version']}" for of in found.values()}
+    assert {name for name in named if name not in page and not name.startswith("torch ")} == set()
+
+
 @pytest.fixture
 def workloads(monkeypatch):
     for name in ("gymnasium", "sacrebleu", "sentencepiece"):

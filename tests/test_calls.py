@@ -366,7 +366,7 @@ def test_statistics_of_a_known_run(comm, transport, late, length):
         average.synchronize(mine)
         now = average.statistics()
         assert (now.synchronizations, now.versions) == (1, 4)
-        assert now.nonfinite == (comm.rank == 2)
+        assert now.left_out == (comm.rank == 2)
         assert now.bytes_sent == 5 * sent
         average.average(mine)
         now = average.statistics()

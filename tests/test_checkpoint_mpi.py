@@ -39,9 +39,10 @@ def directory(comm, tmp_path):
     return comm.bcast(tmp_path / "checkpoints")
 
 
-def steps(model, optimizer, comm, first, last, exclusive=False):
+def steps(model, averager, comm, first, last, exclusive=False):
     """Make steps; all ranks end together where one could wait for others' next steps."""
-    with optimizer.join() if exclusive else contextlib.nullcontext():
+    (optimizer,) = averager.optimizers.given
+    with averager.join() if exclusive else contextlib.nullcontext():
         for step in range(first, last):
             backward(model, comm.rank, step)
             optimizer.step()
@@ -50,18 +51,18 @@ def steps(model, optimizer, comm, first, last, exclusive=False):
 def saved(comm, directory, method=METHODS["local-sgd"], numbers=(3, 6), keep=9, **more):
     """Save checkpoints after these steps, and return what the model was at the last one."""
     model = make_model(comm.rank)
-    with method.wrap(model, comm) as optimizer:
+    with method.training(model, comm) as (optimizer, averager):
         for first, last in zip((0, *numbers), numbers):
-            steps(model, optimizer, comm, first, last)
-            checkpoint.save(directory, optimizer, keep=keep, step=last, **more)
+            steps(model, averager, comm, first, last)
+            checkpoint.save(directory, averager, keep=keep, step=last, **more)
         return bits_of(model), local_bits(optimizer)
 
 
 def loaded(comm, directory, method=METHODS["local-sgd"]):
     """Load the newest checkpoint, and return it and what the model and its optimizer are."""
     model = make_model(comm.rank + 10)
-    with method.wrap(model, comm) as optimizer:
-        found = checkpoint.load(directory, optimizer)
+    with method.training(model, comm) as (optimizer, averager):
+        found = checkpoint.load(directory, averager)
         return found, (bits_of(model), local_bits(optimizer))
 
 
@@ -70,21 +71,21 @@ def loaded(comm, directory, method=METHODS["local-sgd"]):
 def test_training_continues_from_a_checkpoint(comm, directory, method):
     """Bit for bit, where a run repeats; else from the same model and state."""
     model = make_model(comm.rank)
-    with method.wrap(model, comm) as optimizer:
-        steps(model, optimizer, comm, 0, 7, method.exclusive)
-        checkpoint.save(directory, optimizer, step=7, drawn=torch.rand(3))
+    with method.training(model, comm) as (optimizer, averager):
+        steps(model, averager, comm, 0, 7, method.exclusive)
+        checkpoint.save(directory, averager, step=7, drawn=torch.rand(3))
         at_save = bits_of(model), local_bits(optimizer)
         following = torch.rand(3)
-        steps(model, optimizer, comm, 7, 13, method.exclusive)
+        steps(model, averager, comm, 7, 13, method.exclusive)
         at_end = bits_of(model), local_bits(optimizer)
     model = make_model(comm.rank + 10)
-    with method.wrap(model, comm) as optimizer:
-        steps(model, optimizer, comm, 0, 1, method.exclusive)
-        found = checkpoint.load(directory, optimizer)
+    with method.training(model, comm) as (optimizer, averager):
+        steps(model, averager, comm, 0, 1, method.exclusive)
+        found = checkpoint.load(directory, averager)
         assert (found.step, found.ranks) == (7, comm.size)
         assert (bits_of(model), local_bits(optimizer)) == at_save
         assert torch.equal(torch.rand(3), following)
-        steps(model, optimizer, comm, 7, 13, method.exclusive)
+        steps(model, averager, comm, 7, 13, method.exclusive)
         if method.repeatable:
             assert (bits_of(model), local_bits(optimizer)) == at_end
     assert len(set(comm.allgather(at_save[0][: len(at_save[0]) - 8]))) == 1  # without the count
@@ -93,23 +94,23 @@ def test_training_continues_from_a_checkpoint(comm, directory, method):
 def test_objects_with_a_state_and_values_come_back(comm, directory):
     model = make_model()
     sgd = momentum_sgd(model.parameters())
-    with LocalSGD(sgd, model, comm=comm) as optimizer:
-        scheduler = StepLR(optimizer, 2)
+    with LocalSGD(model, sgd, comm=comm) as averager:
+        scheduler = StepLR(sgd, 2)
         for _ in range(3):
-            steps(model, optimizer, comm, 0, 1)
+            steps(model, averager, comm, 0, 1)
             scheduler.step()
-        checkpoint.save(directory, optimizer, scheduler=scheduler, mine={"rank": comm.rank})
+        checkpoint.save(directory, averager, scheduler=scheduler, mine={"rank": comm.rank})
     model = make_model()
     sgd = momentum_sgd(model.parameters())
-    with LocalSGD(sgd, model, comm=comm) as optimizer:
-        scheduler = StepLR(optimizer, 2)
-        found = checkpoint.load(directory, optimizer, scheduler=scheduler)
+    with LocalSGD(model, sgd, comm=comm) as averager:
+        scheduler = StepLR(sgd, 2)
+        found = checkpoint.load(directory, averager, scheduler=scheduler)
         assert found["mine"] == {"rank": comm.rank}
         assert scheduler.last_epoch == 3
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+        assert sgd.param_groups[0]["lr"] == pytest.approx(0.01)
         missing = pytest.raises(CheckpointError, match="nothing saved as 'scaler'")
         with missing:
-            checkpoint.load(directory, optimizer, scaler=scheduler)
+            checkpoint.load(directory, averager, scaler=scheduler)
 
 
 def test_without_a_checkpoint_nothing_is_loaded(comm, directory):
@@ -118,11 +119,11 @@ def test_without_a_checkpoint_nothing_is_loaded(comm, directory):
 
 def test_what_could_not_be_read_back_is_refused_when_it_is_saved(comm, directory):
     model = make_model()
-    with METHODS["local-sgd"].wrap(model, comm) as optimizer:
+    with METHODS["local-sgd"].make(model, comm) as averager:
         with pytest.raises(TypeError, match="'made' is or holds what a checkpoint cannot"):
-            checkpoint.save(directory, optimizer, made=make_model)
-        with pytest.raises(RuntimeError, match=r"inside join\(\)"), optimizer.join():
-            checkpoint.save(directory, optimizer)
+            checkpoint.save(directory, averager, made=make_model)
+        with pytest.raises(RuntimeError, match=r"inside join\(\)"), averager.join():
+            checkpoint.save(directory, averager)
     assert not files.found(directory)
 
 
@@ -141,18 +142,19 @@ class WithState(torch.nn.Linear):
 @pytest.mark.ranks(3)
 def test_what_a_model_or_its_optimizer_could_not_read_back_is_refused(comm, directory):
     model = WithState(3, 1)
-    with LocalSGD(momentum_sgd(model.parameters()), model, comm=comm) as optimizer:
+    optimizer = momentum_sgd(model.parameters())
+    with LocalSGD(model, optimizer, comm=comm) as averager:
         model.held = io.BytesIO()
         with pytest.raises(TypeError, match="_extra_state of the model.*s state. is or holds what"):
-            checkpoint.save(directory, optimizer)
+            checkpoint.save(directory, averager)
         model.held = {"a": 1}
         optimizer.param_groups[0]["made"] = directory
         with pytest.raises(TypeError, match='"the optimizer\'s state" is or holds what'):
-            checkpoint.save(directory, optimizer)
+            checkpoint.save(directory, averager)
         del optimizer.param_groups[0]["made"]
-        checkpoint.save(directory, optimizer)
+        checkpoint.save(directory, averager)
         model.held = None
-        checkpoint.load(directory, optimizer)
+        checkpoint.load(directory, averager)
     assert model.held == {"a": 1}
 
 
@@ -172,16 +174,16 @@ def dropped(comm):
     return comm.Dup()
 
 
-def begins(saver, optimizer):
+def begins(saver, averager):
     saver.begin()
 
 
-def finishes(saver, optimizer):
+def finishes(saver, averager):
     saver.finish()
 
 
-def loads(saver, optimizer):
-    checkpoint.load(saver.directory, optimizer)
+def loads(saver, averager):
+    checkpoint.load(saver.directory, averager)
 
 
 @pytest.mark.ranks(3)
@@ -189,12 +191,12 @@ def loads(saver, optimizer):
 def test_ranks_do_not_wait_in_a_checkpoint_for_one_that_has_failed(dropped, directory, use):
     def train():
         model = make_model()
-        wrapped = METHODS["local-sgd"].wrap(model, dropped)
-        with wrapped as optimizer, checkpoint.Saver(directory, optimizer) as saver:
+        made = METHODS["local-sgd"].make(model, dropped)
+        with made as averager, checkpoint.Saver(directory, averager) as saver:
             saver.begin()
             if dropped.rank == 2:
                 raise KeyError("no such sample")
-            use(saver, optimizer)
+            use(saver, averager)
 
     told = pytest.raises(RankFailedError, match=r"rank 2 failed.*KeyError: 'no such sample'")
     with pytest.raises(KeyError) if dropped.rank == 2 else told:
@@ -217,10 +219,10 @@ class Unwilling:
 def test_what_a_state_raises_on_one_rank_is_raised_on_all(comm, directory, error):
     last = comm.size - 1
     mine = Unwilling(error if comm.rank == last else None)
-    with METHODS["local-sgd"].wrap(make_model(), comm) as optimizer:
+    with METHODS["local-sgd"].make(make_model(), comm) as averager:
         with pytest.raises(type(error), match=f"rank {last}: {error}"):
-            checkpoint.save(directory, optimizer, mine=mine)
-        assert checkpoint.save(directory, optimizer).name == "000001-step-0"
+            checkpoint.save(directory, averager, mine=mine)
+        assert checkpoint.save(directory, averager).name == "000001-step-0"
 
 
 def test_a_directory_that_rank_0_cannot_read_is_named_on_all(comm, directory, monkeypatch):
@@ -229,10 +231,10 @@ def test_a_directory_that_rank_0_cannot_read_is_named_on_all(comm, directory, mo
 
     if comm.rank == 0:
         monkeypatch.setattr(files, "found", found)
-    with METHODS["local-sgd"].wrap(make_model(), comm) as optimizer:
+    with METHODS["local-sgd"].make(make_model(), comm) as averager:
         told = pytest.raises(CheckpointError, match=f"cannot read {directory}: Permission denied")
         with told:
-            checkpoint.load(directory, optimizer)
+            checkpoint.load(directory, averager)
 
 
 @pytest.mark.ranks(3)
@@ -323,18 +325,18 @@ def test_other_settings_models_and_formats_are_refused(comm, directory):
     with pytest.raises(CheckpointError, match="with method = 'LocalSGD', and now it is 'Allreduce"):
         loaded(comm, directory, METHODS["allreduce"])
     model = make_model(width=9)
-    with METHODS["local-sgd"].wrap(model, comm) as optimizer:
+    with METHODS["local-sgd"].make(model, comm) as averager:
         other = r"has float32 \(8, 4\) as '0.weight', the model float32 \(9, 4\)"
         with pytest.raises(CheckpointError, match=other):
-            checkpoint.load(directory, optimizer)
+            checkpoint.load(directory, averager)
         with pytest.raises(CheckpointError, match="with lr = None, and now it is 1"):
-            checkpoint.load(directory, optimizer, settings={"lr": 1})
+            checkpoint.load(directory, averager, settings={"lr": 1})
     newest = files.found(directory)[0] / files.MANIFEST
     comm.Barrier()
     if comm.rank == 0:
-        files.write_json(newest, files.read_json(newest) | {"format": 2})
+        files.write_json(newest, files.read_json(newest) | {"format": 1})
     comm.Barrier()
-    with pytest.raises(CheckpointError, match=r"has format 2: wagma \S+ reads format 1"):
+    with pytest.raises(CheckpointError, match=r"has format 1: wagma \S+ reads format 2"):
         loaded(comm, directory)
 
 
@@ -378,8 +380,8 @@ def test_the_settings_of_each_method_may_be_those_of_another_number_of_ranks(
     few = comm.Split(comm.rank // 3)
     if comm.rank < 3:
         model = make_model(comm.rank)
-        with method.wrap(model, few) as optimizer:
-            checkpoint.save(directory, optimizer, step=0)
+        with method.make(model, few) as averager:
+            checkpoint.save(directory, averager, step=0)
     comm.Barrier()
     found, _ = loaded(comm, directory, method)
     assert found.ranks == 3
@@ -401,12 +403,12 @@ def test_it_is_written_while_the_training_goes_on(comm, directory, monkeypatch):
     monkeypatch.setattr(saving, "save_file", later)
     model = make_model(comm.rank)
     method = METHODS["local-sgd"]
-    with method.wrap(model, comm) as optimizer:
-        with checkpoint.Saver(directory, optimizer) as saver:
-            steps(model, optimizer, comm, 0, 4)
+    with method.training(model, comm) as (optimizer, averager):
+        with checkpoint.Saver(directory, averager) as saver:
+            steps(model, averager, comm, 0, 4)
             saver.begin()
             at_save = bits_of(model), local_bits(optimizer)
-            steps(model, optimizer, comm, 4, 9)
+            steps(model, averager, comm, 4, 9)
             assert not files.found(directory)
             comm.Barrier()
             goes_on.set()
@@ -427,17 +429,17 @@ def test_a_full_disk_on_one_rank_is_said_on_all_and_the_older_one_stays(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     model = make_model(comm.rank)
-    with method.wrap(model, comm) as optimizer:
+    with method.make(model, comm) as averager:
         with monkeypatch.context() as patched:
             if comm.rank == where:
                 patched.setattr(saving, "durable", full)
             told = f"rank {where}: cannot write .*000002-step-0: No space left on device"
             with pytest.raises(CheckpointError, match=told):
-                checkpoint.save(directory, optimizer)
-        steps(model, optimizer, comm, 0, 2)  # the training goes on
+                checkpoint.save(directory, averager)
+        steps(model, averager, comm, 0, 2)  # the training goes on
         comm.Barrier()
         assert [path.name for path in directory.iterdir()] == ["000001-step-3"]
-        checkpoint.save(directory, optimizer)
+        checkpoint.save(directory, averager)
     assert loaded(comm, directory)[0].path.name == "000002-step-2"
 
 
@@ -448,8 +450,8 @@ def test_where_no_directory_can_be_made_all_ranks_raise(comm, directory):
     comm.Barrier()
     model = make_model()
     told = pytest.raises(CheckpointError, match=f"cannot write to {directory}: File exists")
-    with METHODS["local-sgd"].wrap(model, comm) as optimizer, told:
-        checkpoint.save(directory, optimizer)
+    with METHODS["local-sgd"].make(model, comm) as averager, told:
+        checkpoint.save(directory, averager)
 
 
 @pytest.mark.ranks(3)
@@ -473,17 +475,17 @@ def test_what_no_rank_averages_is_each_ranks_own(comm, directory):
 
     def made():
         model = Tied()
-        return model, WAGMA(momentum_sgd(model.parameters()), model, comm=comm)
+        return model, WAGMA(model, momentum_sgd(model.parameters()), comm=comm)
 
-    model, optimizer = made()
-    with optimizer:
+    model, averager = made()
+    with averager:
         model.count.fill_(comm.rank)
         model.note = f"rank {comm.rank}"
-        checkpoint.save(directory, optimizer)
+        checkpoint.save(directory, averager)
         weight = model.first.weight.detach().clone()
-    model, optimizer = made()
-    with optimizer:
-        checkpoint.load(directory, optimizer)
+    model, averager = made()
+    with averager:
+        checkpoint.load(directory, averager)
         assert (model.count.item(), model.note) == (comm.rank, f"rank {comm.rank}")
         assert model.first.weight is model.second.weight
         assert torch.equal(model.first.weight, weight)
@@ -491,22 +493,22 @@ def test_what_no_rank_averages_is_each_ranks_own(comm, directory):
 
 def test_settings_that_one_rank_has_are_an_error_on_all_ranks(comm, directory):
     model = make_model()
-    with METHODS["local-sgd"].wrap(model, comm) as optimizer:
-        checkpoint.save(directory, optimizer, settings={"device": "cuda:0"})
+    with METHODS["local-sgd"].make(model, comm) as averager:
+        checkpoint.save(directory, averager, settings={"device": "cuda:0"})
         mine = {"device": f"cuda:{int(comm.rank == 1)}"}
         with pytest.raises(CheckpointError, match=r"^rank 1: .* 'cuda:0', and now it is 'cuda:1'$"):
-            checkpoint.load(directory, optimizer, settings=mine)
-        assert checkpoint.load(directory, optimizer, settings={"device": "cuda:0"}).step == 0
+            checkpoint.load(directory, averager, settings=mine)
+        assert checkpoint.load(directory, averager, settings={"device": "cuda:0"}).step == 0
 
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_a_thread_that_does_not_start_is_an_error_on_all_ranks(comm, directory, monkeypatch, last):
     model = make_model()
-    with METHODS["local-sgd"].wrap(model, comm) as optimizer:
+    with METHODS["local-sgd"].make(model, comm) as averager:
         with monkeypatch.context() as limited:
             if comm.rank == last:
                 refuse_thread(limited, "wagma checkpoint")
             with pytest.raises(CheckpointError, match=f"rank {last}: the thread .* new thread"):
-                checkpoint.save(directory, optimizer)
+                checkpoint.save(directory, averager)
         assert not files.found(directory)
-        assert checkpoint.save(directory, optimizer) in files.found(directory)
+        assert checkpoint.save(directory, averager) in files.found(directory)

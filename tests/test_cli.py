@@ -19,7 +19,7 @@ from collectives import agreement
 from wagma import cli, job, logs, progress
 from wagma.commands.preparation import check_ranks
 from wagma.methods import METHODS, REFERENCES
-from wagma.methods.shared import SHARED
+from wagma.methods.declarations import SHARED
 
 MISTAKES = {
     "": "the following arguments are required: COMMAND",

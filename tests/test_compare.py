@@ -272,16 +272,16 @@ def test_a_method_that_waits_in_the_backward_pass_does_so_once_a_step(count):
         passes.append(bool(inside))
         loss.backward()
 
-    trainer.optimizer.no_sync, trainer.optimizer.backward = no_sync, backward
+    trainer.averager.no_sync, trainer.averager.backward = no_sync, backward
     batches = [torch.randn(8, 3) for _ in range(count)]
     trainer.gradient_of(batches)
     assert passes == [True] * (count - 1) + [False]
     found = [each.grad.clone() for each in trainer.model.parameters()]
-    trainer.optimizer.zero_grad()
+    trainer.local.zero_grad()
     (sum(TASK.loss(trainer.model, batch) for batch in batches) / count).backward()
     for one, parameter in zip(found, trainer.model.parameters()):
         torch.testing.assert_close(one, parameter.grad)
-    trainer.optimizer.close()
+    trainer.averager.close()
 
 
 def test_models_are_kept_on_the_way_and_training_goes_on_as_if_they_were_not():
@@ -296,7 +296,7 @@ def test_models_are_kept_on_the_way_and_training_goes_on_as_if_they_were_not():
         expected = states[kept.steps - 1]
         assert all(torch.equal(kept.state[name], expected[name]) for name in expected)
     for trainer in (plain, keeping):
-        trainer.optimizer.close()
+        trainer.averager.close()
     results, whole = evaluate_kept(keeping, ALONE, lambda: False)
     assert whole
     assert [each["step"] for each in results] == [5, 10]

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from methods import bits_of
+from methods import bits_of, opened
 from mpi4py import MPI
 from together import same_everywhere
 from torch import nn
@@ -27,13 +27,13 @@ ALONE = MPI.COMM_SELF
 LABEL = "allreduce:compute_limit=1.0"
 
 
-def wrapped(model, comm=ALONE, limit=1.0, pace=0.3):
-    """Return the optimizer; its clock advances by `pace` whenever it is read."""
-    local = torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizer = Allreduce(local, model, comm=comm, compute_limit=limit)
+def training(model, comm=ALONE, limit=1.0, pace=0.3):
+    """Return a block of an optimizer and its averager, whose clock advances when it is read."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    averager = Allreduce(model, optimizer, comm=comm, compute_limit=limit)
     ticks = itertools.count()
-    optimizer._clock = lambda: pace * next(ticks)
-    return optimizer
+    averager._clock = lambda: pace * next(ticks)
+    return opened(averager)
 
 
 def linear():
@@ -43,9 +43,9 @@ def linear():
     return model
 
 
-def accumulate(optimizer, model, batches):
-    optimizer.zero_grad()
-    for batch in optimizer.within_limit(batches):
+def accumulate(averager, model, batches):
+    model.zero_grad()
+    for batch in averager.within_limit(batches):
         model(batch).sum().backward()
 
 
@@ -57,24 +57,24 @@ BATCHES = torch.tensor([[8.0, 0.0], [0.0, 4.0], [4.0, 8.0], [-4.0, 0.0], [2.0, 1
 )
 def test_the_gradient_is_the_mean_of_the_micro_batches_begun_in_time(pace, computed):
     model = linear()
-    with wrapped(model, pace=pace) as optimizer:
+    with training(model, pace=pace) as (optimizer, averager):
         for step in (1, 2):
-            accumulate(optimizer, model, BATCHES)
-            assert optimizer.computed == computed
+            accumulate(averager, model, BATCHES)
+            assert averager.computed == computed
             optimizer.step()
             torch.testing.assert_close(model.weight.grad[0], BATCHES[:computed].mean(0))
-            assert optimizer.left_out == step * (5 - computed)
-        assert optimizer.report() == {"left_out_of_rank": 2 * (5 - computed)}
-        assert optimizer.settings == {"compute_limit": 1.0}
+            assert averager.left_out == step * (5 - computed)
+        assert averager.report() == {"left_out_of_rank": 2 * (5 - computed)}
+        assert averager.settings == {"compute_limit": 1.0}
 
 
 def test_without_a_limit_none_is_left_out_and_the_mean_is_taken_all_the_same():
     model = linear()
-    with wrapped(model, limit=None, pace=1e9) as optimizer:
-        accumulate(optimizer, model, BATCHES)
+    with training(model, limit=None, pace=1e9) as (optimizer, averager):
+        accumulate(averager, model, BATCHES)
         optimizer.step()
         torch.testing.assert_close(model.weight.grad[0], BATCHES.mean(0))
-        assert optimizer.report() == {}
+        assert averager.report() == {}
         model.weight.grad.fill_(3.0)
         optimizer.step()  # nothing was accumulated by it
         assert model.weight.grad.tolist() == [[3.0, 3.0]]
@@ -82,11 +82,9 @@ def test_without_a_limit_none_is_left_out_and_the_mean_is_taken_all_the_same():
 
 def test_real_time_counts():
     model = linear()
-    with Allreduce(
-        torch.optim.SGD(model.parameters(), lr=1.0), model, comm=ALONE, compute_limit=1e-9
-    ) as optimizer:
-        accumulate(optimizer, model, BATCHES)
-        assert optimizer.computed == 1
+    with Allreduce(model, comm=ALONE, compute_limit=1e-9) as averager:
+        accumulate(averager, model, BATCHES)
+        assert averager.computed == 1
 
 
 @pytest.mark.parametrize(
@@ -100,14 +98,14 @@ def test_real_time_counts():
 )
 def test_a_limit_that_cannot_be_is_refused(limit, kind, message):
     with pytest.raises(kind, match=message):
-        wrapped(linear(), limit=limit)
+        training(linear(), limit=limit)
 
 
 @pytest.mark.mpi
 @pytest.mark.ranks(3, 4)
 def test_a_limit_is_the_same_on_all_ranks(comm):
     with pytest.raises(ValueError, match="compute_limit"):
-        wrapped(linear(), comm, limit=1.0 + comm.rank)
+        training(linear(), comm, limit=1.0 + comm.rank)
 
 
 @pytest.mark.mpi
@@ -121,16 +119,16 @@ def test_ranks_have_the_mean_of_all_micro_batches_computed(comm):
     batches = [
         [84 * torch.tensor([[4.0 * r + k, k - r]]).double() for k in range(4)] for r in range(size)
     ]
-    with wrapped(model, comm, pace=pace) as optimizer:
+    with training(model, comm, pace=pace) as (optimizer, averager):
         expected = torch.zeros(1, 2).double()
         for step in range(3):
-            accumulate(optimizer, model, batches[rank] if rank < size - 1 else [])
-            assert optimizer.computed == counts[rank]
+            accumulate(averager, model, batches[rank] if rank < size - 1 else [])
+            assert averager.computed == counts[rank]
             optimizer.step()
             made = [batch for of, count in zip(batches, counts) for batch in of[:count]]
             expected -= torch.cat(made).sum(0) / len(made)
             assert torch.equal(model.weight.detach(), expected), step
-            assert optimizer.result.weight == len(made)
+            assert averager.result.weight == len(made)
             assert same_everywhere(comm, bits_of(model))
 
 
@@ -143,9 +141,9 @@ def test_a_slow_rank_is_cut_and_all_have_the_same_model(comm):
         "allreduce:compute_limit=0.3", 3, accumulate=4, step_time_ms=20.0, slow_rank={slow: 40.0}
     )
     trainer = Trainer(own, digits_task(), comm)
-    with trainer.optimizer as optimizer:
+    with trainer.averager as averager:
         samples = sum(record["samples"] for record in trainer.steps())
-        left_out = comm.allgather(optimizer.left_out)
+        left_out = comm.allgather(averager.left_out)
         assert max(left_out[:slow]) < left_out[slow] <= 9
         assert samples == 8 * (12 - left_out[comm.rank])
         assert same_everywhere(comm, bits_of(trainer.model))
@@ -164,14 +162,14 @@ def test_the_simulated_training_has_the_bits_of_the_real_one(comm):
     # A step reads the clock before each part, until one does not begin.
     read = zip(of.step_times[:, comm.rank], np.minimum(counts + 1, 3))
     now = iter([k / 3 * seconds for seconds, times in read for k in range(times)])
-    trainer.optimizer._clock = lambda: next(now)
+    trainer.averager._clock = lambda: next(now)
     losses = []
     for record, count in zip(trainer.steps(), counts, strict=True):
         losses.append(record["loss"])
         assert record["samples"] == 8 * count
-    left_out = comm.allgather(trainer.optimizer.left_out)
+    left_out = comm.allgather(trainer.averager.left_out)
     state, _ = evaluate(trainer)
-    trainer.optimizer.close()
+    trainer.averager.close()
     losses = comm.allgather(losses)
     if comm.rank == 0:
         learned = learn(settings(LABEL, 20, **given), digits_task(), of, batched=False)

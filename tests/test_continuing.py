@@ -547,7 +547,7 @@ def test_ranks_that_would_serve_nobody_in_a_pause_are_refused(monkeypatch, engin
     monkeypatch.setattr(continuing, "common_period", lambda trainer: period)
     trainer = SimpleNamespace(
         settings=SimpleNamespace(algorithm=SimpleNamespace(label="parameter-server:mode=asp")),
-        optimizer=SimpleNamespace(collective=SimpleNamespace(engine=engine)),
+        averager=SimpleNamespace(collective=SimpleNamespace(engine=engine)),
     )
     comm = SimpleNamespace(allgather=lambda mine: ["adaptive", mine])
     told = pytest.raises(UsageError, match="of parameter-server:mode=asp need progress threads")

@@ -116,16 +116,16 @@ import torch_device
 from methods import METHODS, backward, make_model
 
 # What is registered first runs last.
-atexit.register(lambda: print(optimizer.closed, optimizer.collective.version))
+atexit.register(lambda: print(averager.closed, averager.collective.version))
 torch_device.load()
 model = make_model(comm.rank).to("standin")
-optimizer = METHODS["wagma-overlap"].wrap(model, comm)
-assert optimizer.collective.path == os.environ["EXPECTED"], optimizer.collective.path_reason
+averager = METHODS["wagma-overlap"].make(model, comm)
+assert averager.collective.path == os.environ["EXPECTED"], averager.collective.path_reason
 """
 
 
 @on_either_path
-def test_an_optimizer_that_nobody_closed_is_closed_at_exit_with_an_average_under_way(job):
+def test_an_averager_that_nobody_closed_is_closed_at_exit_with_an_average_under_way(job):
     pytest.importorskip("torch_device").build()
     result = job(
         """
@@ -134,7 +134,7 @@ def test_an_optimizer_that_nobody_closed_is_closed_at_exit_with_an_average_under
             atexit.register(comm.send, None, 1)  # rank 1 begins once rank 0 is about to end
         else:
             comm.recv(source=0)
-        optimizer.step()
+        averager.optimizers.given[0].step()
         """,
         head=HEAD + MODEL,
     )

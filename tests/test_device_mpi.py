@@ -268,7 +268,7 @@ def through_nan(comm, case, model):
             history.append(collective(model.arrays))
             assert all(np.isfinite(x).all() for x in model.get())
             history.append(bytes_of(model.get()))
-        history.append(collective.statistics().nonfinite)
+        history.append(collective.statistics().left_out)
     return history
 
 
@@ -479,7 +479,7 @@ def test_a_vector_whose_last_number_is_not_finite_counts_nowhere(
         assert average(vector).timely == (comm.rank != 1)
         expected = (0 + 2 + 3) / 3
         np.testing.assert_allclose(vector.get(), expected, rtol=1e-6)
-        assert average.statistics().nonfinite == (comm.rank == 1)
+        assert average.statistics().left_out == (comm.rank == 1)
 
 
 class Stream:

@@ -88,7 +88,7 @@ def test_a_change_that_is_not_finite_is_left_out(comm, device, vector, case):
             device.write(vector, np.where(change, change, last), vector.stream)
         collective(vector)
         np.testing.assert_allclose(vector.get(), 3e38, rtol=1e-6)
-        assert collective.statistics().nonfinite == 2 * (comm.rank == 1)
+        assert collective.statistics().left_out == 2 * (comm.rank == 1)
 
 
 def test_a_rank_whose_device_is_behind_is_averaged_as_it_was(comm, device):
@@ -161,7 +161,7 @@ def test_an_exception_in_the_middle_ends_the_call_and_not_the_rank_s_part(
         else:
             collective(vector)
         collective(vector)
-        missed = collective.statistics().nonfinite
+        missed = collective.statistics().left_out
         assert len(blocks) <= 1 + missed
         collective.synchronize(vector)
         changes = [rank**2 for rank in range(comm.size)] + [8 - 8 * comm.bcast(missed, 1)]

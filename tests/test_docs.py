@@ -204,10 +204,10 @@ with open("options.json") as file:
 for written in options:
     model = torch.nn.Linear(8, 1)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    with eval(written) as optimizer, optimizer.join():
+    with eval(written) as averager, averager.join():
         model(torch.randn(32, 8)).square().mean().backward()
-        optimizer.step()
-        assert optimizer.result.version == 0, written
+        sgd.step()
+        assert averager.result.version == 0, written
 """
 # Each trap after the page's first block, and for each what it raises on which rank.
 RUN_TRAPS = """
@@ -233,7 +233,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 def test_every_block_is_of_a_kind_that_is_tested():
     assert {language for page in pages.PAGES for language, _ in pages.blocks(page)} == KINDS
-    assert len(EXAMPLES) == 9
+    assert len(EXAMPLES) == 10
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
@@ -332,8 +332,9 @@ def test_methods_have_the_arguments_and_defaults_that_are_written_down():
     for call in written:
         parameters = inspect.signature(getattr(optim, call.func.id)).parameters
         defaults = {name: parameters[name].default for name in parameters.keys() - COMMON}
-        for argument, name in zip(call.args, ("optimizer", "model"), strict=True):
-            assert isinstance(argument, ast.Name) and defaults.pop(name) is inspect.Parameter.empty
+        given = zip(call.args, ("model", "optimizer"), (inspect.Parameter.empty, None), strict=True)
+        for argument, name, default in given:
+            assert isinstance(argument, ast.Name) and defaults.pop(name) is default
         assert {k.arg: ast.literal_eval(k.value) for k in call.keywords} == defaults
 
 

@@ -22,9 +22,9 @@ class Run:
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.zero_()
-        local = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        self.optimizer = EagerSGD(
-            local, self.model, comm=comm, trigger=trigger, sync_period=sync_period
+        self.local = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.averager = EagerSGD(
+            self.model, self.local, comm=comm, trigger=trigger, sync_period=sync_period
         )
         self.generator = np.random.default_rng(comm.rank)
         self.put_in = np.zeros(8)
@@ -36,7 +36,8 @@ class Run:
         parts = torch.from_numpy(gradient).split([6, 2])
         for parameter, part in zip(self.model.parameters(), parts):
             parameter.grad = part.reshape(parameter.shape).clone()
-        self.optimizer.step(weight=weight)
+        self.averager.weight = weight
+        self.local.step()
 
     @property
     def parameters(self):
@@ -52,25 +53,25 @@ class Run:
 @pytest.mark.parametrize("trigger", ("solo", "majority"))
 def test_after_each_period_every_gradient_has_been_taken_once_everywhere(comm, trigger):
     run = Run(comm, trigger, sync_period=5)
-    with run.optimizer:
+    with run.averager:
         for step in range(15):
             run.step(weight=2.0 if comm.rank == 0 else 0.5)
-            assert run.optimizer.result.synchronized == (step % 5 == 4)
+            assert run.averager.result.synchronized == (step % 5 == 4)
             if step % 5 == 4:
                 run.check()
             if step == 7:
-                with run.optimizer.averaged():
+                with run.averager.averaged():
                     assert same_everywhere(comm, run.parameters.tobytes())
-    assert run.optimizer.settings == {"trigger": trigger, "sync_period": 5}
+    assert run.averager.settings == {"trigger": trigger, "sync_period": 5}
 
 
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("trigger", ("solo", "majority"))
 def test_ranks_that_make_fewer_steps_end_with_the_model_of_the_others(comm, trigger):
     run = Run(comm, trigger, sync_period=100)
-    with run.optimizer:
-        with run.optimizer.join():
+    with run.averager:
+        with run.averager.join():
             for _ in range(3 * comm.rank):
                 run.step()
-        assert run.optimizer.collective.version == 3 * (comm.size - 1)
+        assert run.averager.collective.version == 3 * (comm.size - 1)
         run.check()

@@ -138,13 +138,13 @@ def trainer_of(clock, *words):
     given.check(given)
     local.resolve(given, task)
     trainer = Trainer(given, task, MPI.COMM_SELF, lambda: clock.seconds)
-    step = trainer.optimizer.step
+    step = trainer.local.step
 
     def average():
         step()
         clock.seconds += AVERAGING
 
-    trainer.optimizer.step = average
+    trainer.local.step = average
     return trainer
 
 
@@ -154,10 +154,10 @@ def test_no_step_begins_after_the_time(clock):
     assert ended == [1.5, 3.0, 4.5, 6.0]
     # Of the first, which may have compiled a model, nothing is concluded.
     assert list(trainer.lasted) == 3 * [1.5] and trainer.longest == 1.5
-    trainer.optimizer.close()
+    trainer.averager.close()
     trainer = trainer_of(clock, "--seconds", "6.1")
     assert len(list(trainer.steps())) == 5
-    trainer.optimizer.close()
+    trainer.averager.close()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_step_sleeps_for_what_its_computation_leaves_of_the_time_of_its_work(
 ):
     trainer = trainer_of(clock, "--steps", "3", *words)
     taken = [each["compute_s"] for each in trainer.steps()]
-    trainer.optimizer.close()
+    trainer.averager.close()
     assert taken == 3 * [seconds]
 
 
@@ -189,7 +189,7 @@ def test_a_rank_that_skips_iterations_makes_fewer_steps_and_keeps_as_many_models
     assert seconds[0].tolist() == 4 * [COMPUTING]
     assert [kept.steps for kept in trainer.kept] == [1, 2, 2, 3]
     assert trainer.bound(seconds, None) == 10 * COMPUTING
-    trainer.optimizer.close()
+    trainer.averager.close()
 
 
 def test_models_are_kept_as_they_were_at_each_time(clock):
@@ -209,7 +209,7 @@ def test_models_are_kept_as_they_were_at_each_time(clock):
     for kept in trainer.kept:
         expected = states[kept.steps]
         assert all(torch.equal(kept.state[name], expected[name]) for name in expected)
-    trainer.optimizer.close()
+    trainer.averager.close()
     evaluated, _ = evaluate_kept(trainer, MPI.COMM_SELF, lambda: False)
     assert [one["elapsed_s"] for one in evaluated] == [kept.elapsed_s for kept in trainer.kept]
 
@@ -219,7 +219,7 @@ def test_a_long_step_keeps_the_same_model_for_several_times(clock):
     assert len(list(trainer.steps())) == 2
     assert [kept.steps for kept in trainer.kept] == [0, 0, 1, 1, 1, 1, 2]
     assert trainer.kept[0].state is trainer.kept[1].state
-    trainer.optimizer.close()
+    trainer.averager.close()
 
 
 def test_keeping_a_model_takes_no_time(clock, monkeypatch):
@@ -232,7 +232,7 @@ def test_keeping_a_model_takes_no_time(clock, monkeypatch):
     records = list(trainer.steps())
     assert [each["elapsed_s"] for each in records] == [1.5, 3.0, 4.5, 6.0]
     assert [each["average_s"] for each in records] == 4 * [AVERAGING]
-    trainer.optimizer.close()
+    trainer.averager.close()
 
 
 # --- in simulated time
@@ -418,10 +418,10 @@ def test_methods_and_references_end_by_time_and_are_compared(mpirun, tmp_path):
 def pausing_at(averaging):
     """Return the arguments of `Pauses` for a rank alone, whose averages are these."""
     settings = argparse.Namespace(checkpoint_every=None, time_limit=None, seconds=None)
-    optimizer = SimpleNamespace(collective=averaging, comm=MPI.COMM_SELF)
+    averager = SimpleNamespace(collective=averaging, comm=MPI.COMM_SELF)
     trainer = SimpleNamespace(
         **{"settings": settings, "options": {}, "some_idle": False, "total": None, "rank": 0},
-        **{"made": 0, "longest": 0.0, "optimizer": optimizer},
+        **{"made": 0, "longest": 0.0, "averager": averager},
     )
     return trainer, MPI.COMM_SELF, SimpleNamespace(received=0, began=0.0), settings
 

@@ -1,4 +1,4 @@
-"""The model as one vector: what becomes a view of it, what does not, and what is refused."""
+"""The model as vectors: what becomes a view of them, what does not, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune
 
-from wagma.optim.flat import FlatModel, survey
+from wagma.optim.flat import FlatModel
+from wagma.optim.tensors import survey
 from wagma.optim.vectors import ALIGNMENT
 
 
@@ -27,9 +28,8 @@ def make_model(dtype=torch.float32):
     return model.to(dtype)
 
 
-def flatten(model, optimizer=None):
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    return FlatModel(model, survey(model, optimizer))
+def flatten(model, exclude=(), include=(), **settings):
+    return FlatModel(model, survey(model, [], exclude, include), **settings)
 
 
 def is_view(tensor, flat):
@@ -45,7 +45,7 @@ def test_tensors_keep_object_shape_and_value_and_become_aligned_views(dtype):
 
     flat = flatten(model)
 
-    (vector,) = flat.vectors
+    vector, buffers = flat.vectors
     assert vector.ndim == 1 and vector.flags.c_contiguous and vector.flags.writeable
     assert torch.from_numpy(vector).dtype == dtype
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
@@ -53,12 +53,14 @@ def test_tensors_keep_object_shape_and_value_and_become_aligned_views(dtype):
         assert value.shape == before[name].shape
         assert value.stride() == before[name].stride()
         assert torch.equal(value, before[name])
-        assert is_view(value, flat) == value.is_floating_point()
-        assert not value.is_floating_point() or value.data_ptr() % ALIGNMENT == 0
+    for parameter in parameters:
+        assert is_view(parameter, flat) and parameter.data_ptr() % ALIGNMENT == 0
+    assert not any(is_view(buffer, flat) for buffer in model.buffers())
+    assert flat.by_value == [1] and buffers[:3].tolist() == [0, 0, 0]
     assert all(p.requires_grad and p.is_leaf for p in parameters)
 
 
-def test_each_dtype_has_a_vector_that_its_tensors_are_views_of():
+def test_each_dtype_has_a_vector_that_its_parameters_are_views_of():
     """A mixed model: half-precision layers, a float32 BatchNorm, a float64 buffer."""
     model = make_model()
     model[0].half()
@@ -69,27 +71,50 @@ def test_each_dtype_has_a_vector_that_its_tensors_are_views_of():
     flat = flatten(model)
 
     names = [vector.dtype.name for vector in flat.vectors]
-    # The order of the modules, a module's own parameters and buffers first.
-    assert names == ["float32", "float64", "float16", "bfloat16"]
+    # The order of the modules, a module's own parameters first; then those of buffers.
+    assert names == ["float32", "float16", "bfloat16", "float64", "float32"]
+    assert flat.by_value == [3, 4]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    for vector in flat.vectors:
-        vector[:] = 3
-    assert all((tensor.value == 3).all() for tensor in flat.averaged)
-    saved = flat.save()
-    for vector in flat.vectors:
-        vector[:] = 4
-    flat.restore(saved)
-    assert all((tensor.value == 3).all() for tensor in flat.averaged)
+    averaged = [*flat.parameters, *flat.buffers]
+    saved = []
+    for number in (3, 4):
+        for vector in flat.vectors:
+            vector[:] = number
+        flat.take()
+        assert all((tensor.value == number).all() for tensor in averaged)
+        saved.append(flat.save())
+    flat.restore(saved[0])
+    assert all((tensor.value == 3).all() for tensor in averaged)
 
 
-def test_a_write_to_the_vector_is_seen_in_the_model_and_the_reverse():
+def test_a_write_to_the_vector_is_seen_in_the_parameters_and_the_reverse():
     model = make_model()
     flat = flatten(model)
     flat.vectors[0][:] = 3
-    assert all((tensor.value == 3).all() for tensor in flat.averaged)
+    assert all((tensor.value == 3).all() for tensor in flat.parameters)
     with torch.no_grad():
         model[4].bias.fill_(7)
     assert (flat.vectors[0] == 7).sum() == model[4].bias.numel()
+
+
+def test_half_precision_has_float32_beside_it_that_loses_no_small_update():
+    """A float16 at 1 loses 2⁻¹² in each average of two ranks; the wide vector has the sum."""
+    model = nn.Linear(3, 1, dtype=torch.float16)
+    nn.init.ones_(model.weight)
+    flat = flatten(model, wide=True)
+    (vector,) = flat.vectors
+    assert vector.dtype == np.float32 and flat.memory == flat.stand_ins
+    for _ in range(8):
+        flat.give()
+        vector[:3] += 2.0**-12
+        flat.take()
+    assert (model.weight == 1 + 2.0**-9).all()
+    with torch.no_grad():
+        model.weight += 1  # the optimizer's change is added to it
+    assert not flat.give() and (vector[:3] == 2 + 2.0**-9).all()
+    flat.round()
+    assert np.array_equal(vector[:3], model.weight.detach()[0].float())
+    assert flatten(nn.Linear(3, 1, dtype=torch.float16)).vectors[0].dtype == np.float16
 
 
 def test_forward_backward_and_steps_equal_those_of_the_plain_model():
@@ -141,7 +166,7 @@ def test_a_tied_parameter_is_one_view():
     model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 7, bias=False))
     model[1].weight = model[0].weight
     flat = flatten(model)
-    assert len(flat.averaged) == 1 and flat.vectors[0].size == 32  # 21 elements, aligned
+    assert len(flat.parameters) == 1 and flat.vectors[0].size == 32  # 21 elements, aligned
     assert model[1].weight is model[0].weight
 
     model[1].weight = nn.Parameter(torch.zeros(7, 3))
@@ -149,20 +174,73 @@ def test_a_tied_parameter_is_one_view():
         flat.check()
 
 
-def test_batchnorm_statistics_are_views_and_their_counter_is_not():
+def roles(flat, role):
+    return [tensor.name for tensor in flat.tensors if tensor.role == role]
+
+
+def test_batchnorm_statistics_are_averaged_by_value_and_their_counter_is_not():
     model = make_model()
     flat = flatten(model)
     model(torch.randn(2, 1, 8, 8))
     flat.check()
-    assert is_view(model[1].running_mean, flat) and is_view(model[1].running_var, flat)
-    assert [tensor.name for tensor in flat.constant] == ["1.num_batches_tracked"]
+    flat.give()
+    assert flat.vectors[1][:3].tolist() == model[1].running_mean.tolist()
+    assert [tensor.name for tensor in flat.buffers] == ["1.running_mean", "1.running_var"]
+    assert roles(flat, "not averaged") == ["1.num_batches_tracked"]
+    model[1].running_mean = torch.full((3,), 5.0)  # a module may replace it
+    flat.check()
+    flat.give()
+    assert flat.vectors[1][:3].tolist() == [5, 5, 5]
+    flat.vectors[1][:3] = 6
+    flat.take()
+    assert model[1].running_mean.tolist() == [6, 6, 6]
 
 
-def test_frozen_parameters_are_averaged():
+def test_elements_of_buffers_that_are_not_finite_leave_themselves_out_only():
+    model = make_model()
+    flat = flatten(model)
+    model[1].running_mean.copy_(torch.tensor([torch.nan, -torch.inf, 3]))
+    assert flat.give() == ["1.running_mean"]
+    assert flat.vectors[1][:3].tolist() == [0, 0, 3]
+    flat.vectors[1][:3] = 7
+    flat.take()
+    assert model[1].running_mean.tolist() == [7, -torch.inf, 7]
+
+
+def test_frozen_parameters_are_not_averaged_unless_they_are_included():
     model = make_model()
     model[0].requires_grad_(False)
-    flat = flatten(model, torch.optim.SGD(model[4].parameters(), lr=0.1))
+    flat = flatten(model)
+    assert not is_view(model[0].weight, flat) and "0.weight" in roles(flat, "not averaged")
+    flat.release()
+    flat = flatten(model, include="0")
     assert is_view(model[0].weight, flat) and not model[0].weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    "exclude", ["4", ["4.weight", "4.bias"], "4.*", lambda name, tensor: tensor.shape[:1] == (5,)]
+)
+def test_what_is_excluded_is_each_ranks_own(exclude):
+    model = make_model()
+    flat = flatten(model, exclude)
+    assert roles(flat, "each rank's own") == ["4.weight", "4.bias"]
+    assert not is_view(model[4].weight, flat) and is_view(model[0].weight, flat)
+    flat.check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"exclude": "4.weights"}, ValueError, r"buffer '4.weights'; near ones are '4.weight'"),
+        ({"include": [4]}, TypeError, "include has 4, which is not a name or pattern"),
+        ({"include": "limit"}, ValueError, "include: frozen parameter 'limit' is not finite"),
+    ],
+)
+def test_what_cannot_be_selected_is_refused(settings, kind, message):
+    model = make_model()
+    model.limit = nn.Parameter(torch.tensor(torch.inf), requires_grad=False)
+    with pytest.raises(kind, match=message):
+        flatten(model, **settings)
 
 
 def test_a_constant_that_is_not_finite_stays_out_of_the_average():
@@ -170,8 +248,15 @@ def test_a_constant_that_is_not_finite_stays_out_of_the_average():
     model.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
     model.limit = nn.Parameter(torch.tensor(torch.inf), requires_grad=False)
     flat = flatten(model)
-    assert not is_view(model.mask, flat) and not is_view(model.limit, flat)
-    assert np.isfinite(flat.vectors[0]).all()
+    assert {"mask", "limit"} <= set(roles(flat, "not averaged"))
+    assert all(np.isfinite(vector).all() for vector in flat.vectors)
+
+
+def test_buffers_that_are_not_persistent_are_nobodys():
+    model = make_model()
+    model.register_buffer("cache", torch.ones(3), persistent=False)
+    flat = flatten(model)
+    assert "cache" not in [tensor.name for tensor in flat.tensors]
 
 
 def test_views_survive_loading_and_zero_grad():
@@ -198,8 +283,8 @@ def remove_parameter(model):
     del model[4].weight
 
 
-def replace_buffer(model):
-    model[1].running_mean = model[1].running_mean * 2
+def reshape_buffer(model):
+    model[1].running_mean = torch.ones(4)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +293,6 @@ def replace_buffer(model):
         (replace_data, "parameter '4.weight'"),
         (replace_parameter, "parameter '4.weight'"),
         (remove_parameter, "parameter '4.weight'"),
-        (replace_buffer, "buffer '1.running_mean'"),
         (nn.Module.double, "parameter 'scale'"),
         (nn.Module.half, "parameter 'scale'"),
     ],
@@ -220,6 +304,17 @@ def test_replaced_memory_is_noticed(change, named):
     change(model)
     with pytest.raises(RuntimeError, match=f"{named} was replaced"):
         flat.check()
+
+
+def test_a_buffer_that_was_replaced_by_another_kind_is_noticed():
+    model = make_model()
+    flat = flatten(model)
+    reshape_buffer(model)
+    for call in (flat.give, flat.take):
+        with pytest.raises(
+            RuntimeError, match=r"buffer '1.running_mean' was replaced by one of an"
+        ):
+            call()
 
 
 def test_saved_values_come_back_bit_for_bit():
@@ -250,7 +345,7 @@ def mixed_model():
 def test_every_tensor_has_a_storage_that_is_its_own_part_of_the_vector():
     model = mixed_model()
     flat = flatten(model)
-    for tensor in flat.averaged:
+    for tensor in (*flat.parameters, *flat.buffers):
         assert tensor.value.untyped_storage().nbytes() == tensor.value.nbytes
     flat.check()
 
@@ -292,10 +387,9 @@ def test_what_was_replaced_stays_as_it_is_when_the_rest_is_released():
     model = make_model()
     flat = flatten(model)
     replace_data(model)
-    replace_buffer(model)
-    data, buffer = model[4].weight.data_ptr(), model[1].running_mean
+    data = model[4].weight.data_ptr()
     flat.release()
-    assert model[4].weight.data_ptr() == data and model[1].running_mean is buffer
+    assert model[4].weight.data_ptr() == data
 
 
 def test_a_pruned_layer_is_noticed_and_a_new_name_is_not():
@@ -314,10 +408,6 @@ def with_a_quarter(model):
 
 def with_a_lazy_layer(model):
     model.append(nn.LazyLinear(3))
-
-
-def with_a_complex_parameter(model):
-    model.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
 
 
 def with_a_sparse_buffer(model):
@@ -360,7 +450,6 @@ def with_an_inference_tensor(model):
     [
         (with_a_quarter, TypeError, "buffer 'scales' is torch.float8_e5m2, not one of float16, b"),
         (with_a_lazy_layer, ValueError, "parameter '5.weight' has no shape yet"),
-        (with_a_complex_parameter, TypeError, "parameter 'phase' is torch.complex64"),
         (with_a_sparse_buffer, TypeError, "buffer 'graph' is torch.sparse_coo"),
         (with_a_tensor_elsewhere, TypeError, "buffer 'far' is on meta"),
         (with_shared_memory, ValueError, "buffer 'start' and parameter '4.weight' share memory"),
@@ -373,10 +462,27 @@ def with_an_inference_tensor(model):
 )
 def test_what_cannot_be_averaged_is_refused_by_name(change, kind, message):
     model = make_model()
-    optimizer = torch.optim.SGD([model.scale], lr=0.1)
     change(model)
     with pytest.raises(kind, match=message):
-        survey(model, optimizer)
+        survey(model, [])
+
+
+def test_complex_parameters_are_pairs_of_real_numbers():
+    model = make_model()
+    model.phase = nn.Parameter(torch.tensor([1 + 2j, 3j]))
+    model.register_buffer("turn", torch.tensor([4 + 5j]))
+    phase, flat = model.phase, flatten(model)
+    numbers = flat.vectors[0][flat.vectors[0] != 0].tolist()
+    assert model.phase is phase and phase.tolist() == [1 + 2j, 3j]
+    assert {1.0, 2.0, 3.0} <= set(numbers) and flat.vectors[1].dtype == np.float32
+    with torch.no_grad():
+        phase.mul_(2)
+    assert {4.0, 6.0} <= set(flat.vectors[0].tolist())
+    flat.vectors[1][:] = 7
+    flat.take()
+    assert model.turn.item() == 7 + 7j
+    flat.release()
+    assert phase.tolist() == [2 + 4j, 6j]
 
 
 def test_views_without_a_common_element_are_separate_parameters():
@@ -397,21 +503,16 @@ def test_torchs_default_device_does_not_matter():
 
 
 def test_a_model_with_nothing_to_average_is_refused():
-    model = nn.ParameterList([nn.Parameter(torch.tensor(torch.nan), requires_grad=False)])
-    with pytest.raises(ValueError, match="nothing to average: .* frozen and not finite"):
-        flatten(model)
-    with pytest.raises(ValueError, match="no floating-point parameters"):
-        flatten(nn.ParameterList([torch.zeros(0)]))
+    for value in (torch.zeros(0), nn.Parameter(torch.ones(3), requires_grad=False)):
+        with pytest.raises(ValueError, match="no floating-point parameters"):
+            flatten(nn.ParameterList([value]))
 
 
 def test_wrong_objects_and_strangers_are_refused():
     model, other = make_model(), nn.Linear(2, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, not list"):
-        survey(list(model.parameters()), optimizer)
-    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer, not float"):
-        survey(model, 0.1)
+        survey(list(model.parameters()), [])
     with pytest.raises(ValueError, match=r"parameter 0 of group 0, shape \(3, 2\), is in"):
-        survey(model, torch.optim.SGD(other.parameters(), lr=0.1))
+        survey(model, [{"params": list(other.parameters())}])
     with pytest.raises(ValueError, match="no floating-point parameters"):
-        survey(nn.ReLU(), optimizer)
+        survey(nn.ReLU(), [])

@@ -11,9 +11,10 @@ from methods import bits_of, make_model
 from torch import nn
 
 from collectives.memory import device_caches, device_memory
-from wagma.optim.flat import FlatModel, survey
+from wagma.optim.flat import FlatModel
 from wagma.optim.gradients import FlatGradients
 from wagma.optim.overlap import Overlap
+from wagma.optim.tensors import survey
 from wagma.optim.vectors import LEGACY_STREAM
 
 # The device may have to be compiled.
@@ -38,7 +39,7 @@ def mixed(device):
 
 
 def flatten(model):
-    return FlatModel(model, survey(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    return FlatModel(model, survey(model, []))
 
 
 def test_tensors_keep_object_and_value_and_become_parts_of_a_vector_on_the_device(device):
@@ -49,21 +50,23 @@ def test_tensors_keep_object_and_value_and_become_parts_of_a_vector_on_the_devic
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert flat.device == device
     types = [vector.__cuda_array_interface__["typestr"] for vector in flat.vectors]
-    assert types == ["<f4", "<f8", "<f2", "<V2"]
-    for tensor in flat.averaged:
+    assert types == ["<f2", "<f4", "<V2", "<f8", "<f4"]
+    for tensor in flat.parameters:
         vector = flat.memory[flat.dtypes.index(tensor.value.dtype)]
         begin = tensor.value.data_ptr() - vector.data_ptr()
         assert begin % 64 == 0 and 0 <= begin < vector.nbytes
         assert tensor.value.device == device
         assert tensor.value.untyped_storage().nbytes() == tensor.value.nbytes
-    assert [tensor.name for tensor in flat.constant] == ["mask", "2.num_batches_tracked"]
+    others = [tensor.name for tensor in flat.tensors if tensor.role]
+    assert others == ["frozen", "mask", "2.num_batches_tracked"]
     for vector in flat.memory:
         vector.fill_(3)
-    assert all((tensor.value == 3).all() for tensor in flat.averaged)
+    flat.take()
+    assert all((tensor.value == 3).all() for tensor in (*flat.parameters, *flat.buffers))
     flat.check()
 
 
-def test_wrapping_leaves_as_much_memory_to_others_as_before(device):
+def test_flattening_leaves_as_much_memory_to_others_as_before(device):
     model = nn.Linear(1024, 512).to(device)
     torch_device.Module.empty_cache()
     before = stand_in.Device().counts().device_bytes
@@ -95,7 +98,7 @@ def test_what_cupy_caches_is_freed_too(monkeypatch):
 
 def test_the_interface_names_the_current_stream(device):
     flat = flatten(make_model().to(device))
-    (vector,) = flat.vectors
+    vector, _ = flat.vectors
     interface = vector.__cuda_array_interface__
     assert (interface["version"], interface["stream"]) == (3, LEGACY_STREAM)
     assert interface["shape"] == (flat.memory[0].numel(),)
@@ -113,21 +116,20 @@ def test_saving_and_restoring_reads_nothing_on_the_host(device):
     for value in model.state_dict().values():
         value.fill_(1)
     flat.restore(saved)
-    state = flat.state_dict()
     flat.check()
+    flat.take()
     flat.mark_changed()
     assert torch_device.reads() == reads
     assert bits_of(model) == before
-    assert all(value.device == device for value in state.values())
 
 
 def test_release_gives_tensors_memory_of_their_own(device):
     model = mixed(device)
     flat = flatten(model)
-    before, places = bits_of(model), [tensor.value.data_ptr() for tensor in flat.averaged]
+    before, places = bits_of(model), [tensor.value.data_ptr() for tensor in flat.parameters]
     flat.release()
     assert bits_of(model) == before and not flat.vectors and not flat.memory
-    after = [tensor.value.data_ptr() for tensor in flat.averaged]
+    after = [tensor.value.data_ptr() for tensor in flat.parameters]
     assert not any(place == now for place, now in zip(places, after, strict=True))
     assert {value.device for value in model.state_dict().values()} == {device}
 
@@ -152,7 +154,7 @@ def test_gradients_are_filled_and_written_back_on_the_device(device):
         else:
             assert torch.equal(parameter.grad, value / 2)
     assert gradients._memory[-1].tolist() == [0.5] * 5 + [0]
-    gradients.spoil()
+    gradients.fill(finite=False)
     assert gradients._memory[-1].isnan().all() and not any(gradients.own)
 
 
@@ -180,10 +182,7 @@ def test_an_average_under_way_leaves_the_model_alone(device):
     reads = torch_device.reads()
     overlap.take()
     assert torch_device.reads() == reads
-    doubled = make_model()
-    for value in doubled.state_dict().values():
-        value.mul_(2)
-    assert torch.equal(model[0].weight.cpu(), doubled[0].weight)
+    assert torch.equal(model[0].weight.cpu(), 2 * make_model()[0].weight)
 
 
 def test_a_model_on_two_devices_is_refused(device):

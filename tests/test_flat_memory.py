@@ -42,8 +42,9 @@ def held():
     }}
 
 
-def run(optimizer, steps):
-    with optimizer.join():
+def run(averager, steps):
+    optimizer = averager.optimizers.given[0]
+    with averager.join():
         for step in range(steps):
             optimizer.step()
             if leaks:
@@ -54,8 +55,8 @@ def run(optimizer, steps):
 
 model = make_model(comm.rank, width=2)
 backward(model, comm.rank, 0)  # one gradient for all steps: only those of the optimizer count
-with METHODS[name].wrap(model, comm) as optimizer:
-    before, after = run(optimizer, {WARMING}), run(optimizer, {STEPS})
+with METHODS[name].make(model, comm) as averager:
+    before, after = run(averager, {WARMING}), run(averager, {STEPS})
 everyone = comm.gather({{key: after[key] - before[key] for key in before}})
 if comm.rank == 0:
     print(json.dumps(everyone))

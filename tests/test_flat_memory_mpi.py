@@ -53,13 +53,13 @@ def held():
 def test_nothing_grows_with_the_steps(comm, method):
     model = make_model(comm.rank)
     backward(model, comm.rank, 0)  # one gradient for all steps: only those of the optimizer count
-    with method.wrap(model, comm) as optimizer:
-        with optimizer.join():
+    with method.training(model, comm) as (optimizer, averager):
+        with averager.join():
             for _ in range(WARMING):
                 optimizer.step()
         comm.Barrier()
         before = held()
-        with optimizer.join():
+        with averager.join():
             for _ in range(STEPS):
                 optimizer.step()
         comm.Barrier()

@@ -179,7 +179,7 @@ def test_a_passive_rank_whose_call_returned_nan_contributes_nothing(comm, transp
                 collective(mine)
                 np.testing.assert_array_equal(mine, 1)
         comm.barrier()
-        assert collective.statistics().nonfinite == (2 if comm.rank == 0 else 0)
+        assert collective.statistics().left_out == (2 if comm.rank == 0 else 0)
 
 
 @pytest.mark.ranks(4)
@@ -236,7 +236,7 @@ def test_a_vector_that_is_not_finite_does_not_count_and_weight_0_gets_the_mean(c
         result = collective(mine)
         np.testing.assert_array_equal(mine, (1, 1, 1, 2.5)[comm.rank])
         assert result.group == ((0, 2) if comm.rank in (0, 2) else (comm.rank,))
-        assert collective.statistics().nonfinite == (comm.rank < 2)
+        assert collective.statistics().left_out == (comm.rank < 2)
 
 
 @pytest.mark.ranks(3, 4)

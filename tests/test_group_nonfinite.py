@@ -19,7 +19,7 @@ def test_a_vector_that_is_not_finite_is_left_out(comm, value):
         mine = np.array([1.0, value, 1.0, 1.0]) if comm.rank == 0 else good.copy()
         result = average(mine)
         assert result.weight == comm.size - 1
-        assert average.statistics().nonfinite == (comm.rank == 0)
+        assert average.statistics().left_out == (comm.rank == 0)
         np.testing.assert_array_equal(mine, good if comm.size > 1 else [1.0, value, 1.0, 1.0])
 
 
@@ -34,7 +34,7 @@ def test_under_conserving_a_change_that_is_not_finite_is_dropped(comm):
                 mine[0] = np.nan
             average(mine)
             np.testing.assert_array_equal(mine, 3.0)
-        assert average.statistics().nonfinite == 3 * (comm.rank == 0)
+        assert average.statistics().left_out == 3 * (comm.rank == 0)
 
 
 @pytest.mark.ranks(3, 4)
@@ -81,4 +81,4 @@ def test_a_change_may_overflow_where_the_vector_does_not(comm, late, how):
     with GroupAllreduce(comm, -mine, group_size=1, sync_period=NEVER, late=late) as average:
         getattr(average, how)(mine)
         np.testing.assert_allclose(mine, 3e38, rtol=1e-6)
-        assert average.statistics().nonfinite == 0
+        assert average.statistics().left_out == 0

@@ -71,7 +71,7 @@ def trained(*words, task=TASK, steps=4, **more):
     trainer = Trainer(argparse.Namespace(**(vars(settings) | more)), task, ALONE)
     records = list(trainer.steps())
     assert len(records) == steps
-    trainer.optimizer.close()
+    trainer.averager.close()
     return trainer.model.weight.detach().clone(), trainer, records
 
 

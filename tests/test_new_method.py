@@ -1,4 +1,4 @@
-"""A method of one's own: its protocol, its collective, its optimizer, and one declaration."""
+"""A method of one's own: its protocol, its collective, its averager, and one declaration."""
 
 import argparse
 import json
@@ -71,24 +71,21 @@ class PairsAverage(FormedGroupCollective):
 
         super().__init__(comm, like, plan, **options)
 ''',
-    "optimizer.py": '''
+    "averager.py": '''
 from toy.collective import PairsAverage
-from wagma.optim.averaging import Averaging
+from wagma.optim.averager import Averager
 
 
-class Pairs(Averaging):
+class Pairs(Averager):
     """Average the model in pairs."""
 
-    def __init__(self, optimizer, model, *, both=False, **options):
-        super().__init__(optimizer, model, {"both": both}, **options)
+    def __init__(self, model, optimizer=None, *, both=False, **options):
+        super().__init__(model, optimizer, {"both": both}, **options)
 
     def _make_collective(self, comm, *, both, **options):
         return PairsAverage(comm, self.flat.vectors, both=both, **options)
 
-    def _take_step(self, closure, weight):
-        loss = self._local_step(closure)
-        self._average_model()
-        return loss
+    _is_weighted = False
 ''',
     "simulated.py": """
 from collectives.protocols.scripted import ScriptedGroupProtocol
@@ -110,7 +107,7 @@ from wagma.methods.method import Method, Option, on_or_off
 METHOD = Method(
     "pairs",
     "models of pairs of neighboring ranks",
-    optimizer="toy.optimizer.Pairs",
+    averager="toy.averager.Pairs",
     simulated="toy.simulated.pairs",
     options=(Option("both", "one pair, then the other", False, convert=on_or_off),),
 )
@@ -185,11 +182,12 @@ def test_a_method_s_mistakes_are_one_line(toy, mpirun, tmp_path):
     [
         ("nowhere:METHOD", "ModuleNotFoundError: No module named 'nowhere'"),
         ("argparse:SUPPRESS", "it is a str, not a wagma.methods.Method"),
-        ("wagma.methods.hop:METHOD", "there is a method 'hop' already"),
+        ("wagma.methods:HOP", "there is a method 'hop' already"),
     ],
 )
 def test_an_entry_point_that_cannot_be_used_is_named_and_left_out(monkeypatch, value, says):
     point = EntryPoint("another", value, "wagma.methods")
+    monkeypatch.setattr(methods, "HOP", methods.METHODS["hop"], raising=False)
     monkeypatch.setattr(methods, "entry_points", lambda group: EntryPoints([point]))
     with pytest.warns(UserWarning, match=f"entry point '{value}' of wagma.methods: {says}"):
         assert list(methods.declared()) == []

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import copy
 import logging
 import time
 
 import pytest
 import torch
-from methods import OPTIMIZERS, backward, floats, make_model, train
+from methods import (
+    OPTIMIZERS,
+    backward,
+    checkpoint,
+    floats,
+    make_model,
+    opened,
+    restore,
+    train,
+)
 from together import RULES, same_everywhere
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -21,19 +30,15 @@ from wagma.optim import WAGMA, EagerSGD, LocalSGD, PartialReduce
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
 
 
-def wrap(model, comm, make=OPTIMIZERS["sgd"], **settings):
-    return WAGMA(make(model.parameters()), model, comm=comm, **settings)
+def beside(model, comm, make=OPTIMIZERS["sgd"], **settings):
+    return WAGMA(model, make(model.parameters()), comm=comm, **settings)
+
+
+def training(*arguments, **settings):
+    return opened(beside(*arguments, **settings))
 
 
 # Checkpoints
-
-
-def checkpoint(model, optimizer):
-    """Return what a file with the model's and the optimizer's state would give back."""
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    return torch.load(file)
 
 
 @pytest.mark.ranks(1, 3, 4)
@@ -45,67 +50,49 @@ def test_training_continues_exactly_after_a_round_trip(comm, late, make):
     settings = {"make": make, "late": late, "wait": "group", "group_size": size, "sync_period": 5}
     results = []
     uninterrupted = make_model(comm.rank)
-    with wrap(uninterrupted, comm, **settings) as optimizer:
+    with training(uninterrupted, comm, **settings) as (optimizer, averager):
         for step in range(16):
             if step == 7:
-                saved = checkpoint(uninterrupted, optimizer)
+                saved = checkpoint(uninterrupted, optimizer, averager)
             backward(uninterrupted, comm.rank, step)
             optimizer.step()
-            results.append((optimizer.result.version, optimizer.result.group))
+            results.append((averager.result.version, averager.result.group))
 
     model = make_model(17 + comm.rank)
-    with wrap(model, comm, **settings) as optimizer:
+    with training(model, comm, **settings) as (optimizer, averager):
         backward(model, comm.rank, 99)
         optimizer.step()
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        assert optimizer.collective.version == 7
+        restore(saved, model, optimizer, averager)
+        assert averager.collective.version == 7
         for step in range(7, 16):
             backward(model, comm.rank, step)
             optimizer.step()
-            assert (optimizer.result.version, optimizer.result.group) == results[step]
+            assert (averager.result.version, averager.result.group) == results[step]
     for one, other in zip(
         model.state_dict().values(), uninterrupted.state_dict().values(), strict=True
     ):
         assert torch.equal(one, other)
 
 
-def test_a_plain_optimizers_state_loads_at_the_present_version(comm):
-    model = make_model()
-    plain = OPTIMIZERS["sgd"](model.parameters())
-    backward(model, 0, 0)
-    plain.step()
-    state = plain.state_dict()
-    with wrap(model, comm) as optimizer:
-        for step in range(3):
-            backward(model, comm.rank, step)
-            optimizer.step()
-        optimizer.load_state_dict(state)
-        assert optimizer.collective.version == 3
-        momentum = optimizer.state[model[0].weight]["momentum_buffer"]
-        assert torch.equal(momentum, state["state"][0]["momentum_buffer"])
-        optimizer.step()
-
-
 def test_states_of_different_versions_are_refused_with_their_ranks(comm):
-    model = make_model()
-    with wrap(model, comm) as optimizer:
-        state = optimizer.state_dict()
-        state["averaging"]["version"] = 40 if comm.rank == 2 else 30
+    with beside(make_model(), comm) as averager:
+        state = averager.state_dict()
+        state["version"] = 40 if comm.rank == 2 else 30
         others = "ranks 0-1, 3 .* 30" if comm.rank == 2 else "rank 2 .* 40"
-        mine = state["averaging"]["version"]
-        with pytest.raises(DisagreementError, match=rf"load\(\) of version {mine} .*{others}"):
-            optimizer.load_state_dict(state)
+        with pytest.raises(
+            DisagreementError, match=rf"load\(\) of version {state['version']} .*{others}"
+        ):
+            averager.load_state_dict(state)
 
 
 def saved_on(comm, averaged):
     """Return a model and state that each rank saves, inside `averaged()` or not."""
     model = nn.Linear(1, 1, bias=False)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    with LocalSGD(sgd, model, comm=comm, sync_period=100) as optimizer:
+    with LocalSGD(model, sgd, comm=comm, sync_period=100) as averager:
         model.weight.detach().fill_(comm.rank)  # a rank's own update
-        with optimizer.averaged() if averaged else contextlib.nullcontext():
-            return optimizer.model_state_dict(), optimizer.state_dict()
+        with averager.averaged() if averaged else contextlib.nullcontext():
+            return copy.deepcopy(model.state_dict()), averager.state_dict()
 
 
 @pytest.mark.ranks(4)
@@ -127,11 +114,11 @@ def test_on_another_number_of_ranks_a_checkpoint_loses_what_its_warning_says(
     saved = comm.allgather(saved)[comm.rank % min(saving, loading)]
     model = nn.Linear(1, 1, bias=False)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    with LocalSGD(sgd, model, comm=some[loading]) as optimizer:
+    with LocalSGD(model, sgd, comm=some[loading]) as averager:
         model.load_state_dict(saved[0])
         with caplog.at_level(logging.WARNING):
-            optimizer.load_state_dict(saved[1])
-        with optimizer.averaged():
+            averager.load_state_dict(saved[1])
+        with averager.averaged():
             assert model.weight == mean
     expected = [warns] if warns and some[loading].rank == 0 else []
     assert len(caplog.messages) == len(expected)
@@ -151,30 +138,30 @@ def test_a_count_in_a_buffer_gives_all_ranks_one_learning_rate(comm, solo):
     model.register_buffer("steps", torch.zeros(()))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     if solo:
-        optimizer = LocalSGD(sgd, model, comm=comm, trigger="solo", sync_period=5)
+        averager = LocalSGD(model, sgd, comm=comm, trigger="solo", sync_period=5)
     else:
-        optimizer = PartialReduce(sgd, model, group_size=2, comm=comm)
-    optimizer.register_step_post_hook(lambda *_: model.steps.add_(1))
-    scheduler = LambdaLR(optimizer, lambda _: max(0.0, 1 - model.steps.item() / 30))
+        averager = PartialReduce(model, sgd, group_size=2, comm=comm)
+    sgd.register_step_post_hook(lambda *_: model.steps.add_(1))
+    scheduler = LambdaLR(sgd, lambda _: max(0.0, 1 - model.steps.item() / 30))
     made = 0
-    with optimizer:
-        with optimizer.join():
+    with averager:
+        with averager.join():
             while model.steps < 30:
                 backward(model, comm.rank, made)
                 time.sleep(0.02 if comm.rank == 1 else 0.001)
-                optimizer.step()
+                sgd.step()
                 scheduler.step()
                 made += 1
-                if solo and optimizer.result.synchronized:
-                    rates = optimizer.param_groups[0]["lr"], model.steps.item()
-                    averages = optimizer.collective.version
+                if solo and averager.result.synchronized:
+                    rates = sgd.param_groups[0]["lr"], model.steps.item()
+                    averages = averager.collective.version
         scheduler.step()
-        assert same_everywhere(comm, optimizer.param_groups[0]["lr"])
+        assert same_everywhere(comm, sgd.param_groups[0]["lr"])
         assert len(set(comm.allgather(scheduler.last_epoch))) > 1
         if solo:
             same = [each for each in comm.allgather((averages, rates)) if each[0] == averages]
             assert len({rate for _, rate in same}) == 1
-            assert optimizer.state_dict()["averaging"]["version"] < made
+            assert averager.state_dict()["version"] < made
 
 
 @pytest.mark.parametrize("method", [WAGMA, LocalSGD, EagerSGD, "solo"])
@@ -184,13 +171,14 @@ def test_where_a_step_is_synchronized_all_models_are_equal(comm, method):
     method = LocalSGD if solo else method
     sgd = OPTIMIZERS["sgd"](model.parameters())
     models = {}
-    with method(sgd, model, comm=comm, sync_period=4, **solo) as optimizer, optimizer.join():
+    averager = method(model, sgd, comm=comm, sync_period=4, **solo)
+    with averager, averager.join():
         for step in range(12):
             backward(model, comm.rank, step)
             time.sleep(0.002 * (comm.rank == 1))
-            optimizer.step()
-            if optimizer.result.synchronized:
-                models[optimizer.result.version] = floats(model).tobytes()
+            sgd.step()
+            if averager.result.synchronized:
+                models[averager.result.version] = floats(model).tobytes()
     everyones = comm.allgather(models)
     assert len(models) >= 2
     for version in models:
@@ -209,20 +197,20 @@ def steps_of(rank, size, epoch):
 @pytest.mark.parametrize("wait", ["nobody", "group"])
 def test_ranks_with_fewer_batches_join_and_all_end_with_the_same_model(comm, late, wait):
     model = make_model(comm.rank)
-    with wrap(
+    with training(
         model, comm, late=late, wait=wait, sync_period=6, group_size=min(2, comm.size)
-    ) as optimizer:
+    ) as (optimizer, averager):
         made = 0
         for epoch in range(2):
             steps = steps_of(comm.rank, comm.size, epoch)
-            with optimizer.join():
+            with averager.join():
                 for step in range(steps):
                     backward(model, comm.rank, step)
                     optimizer.step()
                     time.sleep(0.001 * (comm.rank == 1))
             most = max(steps_of(rank, comm.size, epoch) for rank in range(comm.size))
             made += most
-            assert optimizer.collective.version == made
+            assert averager.collective.version == made
             parameters = b"".join(v.detach().numpy().tobytes() for v in model.parameters())
             assert same_everywhere(comm, parameters)
             assert all(value.isfinite().all() for value in model.state_dict().values())
@@ -231,10 +219,11 @@ def test_ranks_with_fewer_batches_join_and_all_end_with_the_same_model(comm, lat
 @pytest.mark.ranks(3, 4)
 def test_after_joining_the_model_is_the_average_of_those_that_made_the_most_steps(comm):
     model = nn.Linear(1, 1, bias=False)
-    with wrap(model, comm, late="paper", wait="group", group_size=1, sync_period=1000) as optimizer:
+    settings = {"late": "paper", "wait": "group", "group_size": 1, "sync_period": 1000}
+    with training(model, comm, **settings) as (optimizer, averager):
         with torch.no_grad():
             model.weight.fill_(comm.rank)
-        with optimizer.join():
+        with averager.join():
             for _ in range(3 if comm.rank < 2 else 1):
                 optimizer.step()
         assert model.weight.item() == 0.5
@@ -246,13 +235,13 @@ def test_under_conserving_what_a_joined_rank_did_is_in_the_next_synchronization(
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    with WAGMA(sgd, model, comm=comm, late="conserving", group_size=2, sync_period=4) as optimizer:
-        with optimizer.join():
+    with WAGMA(model, sgd, comm=comm, late="conserving", group_size=2, sync_period=4) as averager:
+        with averager.join():
             for _ in range(1 if comm.rank == 3 else 4):
                 model.weight.grad = torch.full((1, 1), -8.0 * (comm.rank == 3))
-                optimizer.step()
+                sgd.step()
             if comm.rank != 3:
-                assert optimizer.result.synchronized and optimizer.result.weight == 4
+                assert averager.result.synchronized and averager.result.weight == 4
                 torch.testing.assert_close(model.weight.item(), 2.0)
         torch.testing.assert_close(model.weight.item(), 2.0)
         assert same_everywhere(comm, model.weight.item())
@@ -260,23 +249,23 @@ def test_under_conserving_what_a_joined_rank_did_is_in_the_next_synchronization(
 
 def test_a_rank_that_closes_instead_of_joining_is_named(comm):
     model = make_model()
-    optimizer = wrap(model, comm)
+    averager = beside(model, comm)
     if comm.rank == 2:
-        optimizer.close()
+        averager.close()
         return
     named = pytest.raises(ClosedError, match=r"rank 2 entered close\(\) after 0 calls")
-    with named, optimizer.join():
+    with named, averager.join():
         pass
-    optimizer.close()
+    averager.close()
 
 
 def test_an_error_inside_the_block_does_not_join(comm):
     model = make_model()
-    with wrap(model, comm) as optimizer:
-        with pytest.raises(KeyError, match="mine"), optimizer.join():
+    with training(model, comm) as (optimizer, averager):
+        with pytest.raises(KeyError, match="mine"), averager.join():
             raise KeyError("mine")
         optimizer.step()
-        assert optimizer.collective.version == 1
+        assert averager.collective.version == 1
 
 
 # Dtypes and weights
@@ -289,7 +278,8 @@ def test_a_model_of_several_dtypes_is_averaged_as_one(comm, late):
     model[0].half()
     model[1].bfloat16()
     model[2].double()
-    with wrap(model, comm, late=late, wait="group", group_size=comm.size) as optimizer:
+    settings = {"late": late, "wait": "group", "group_size": comm.size}
+    with training(model, comm, **settings) as (optimizer, _):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(comm.rank)
@@ -319,9 +309,10 @@ def test_a_half_precision_model_trains(comm, dtype):
 
 def test_a_step_is_weighed(comm):
     model = nn.Linear(1, 1, bias=False)
-    with wrap(model, comm, wait="group", group_size=4) as optimizer:
+    with training(model, comm, wait="group", group_size=4) as (optimizer, averager):
         with torch.no_grad():
             model.weight.fill_(comm.rank)
-        optimizer.step(weight=comm.rank)
+        averager.weight = comm.rank
+        optimizer.step()
         torch.testing.assert_close(model.weight.item(), (1 + 4 + 9) / 6)
-        assert optimizer.result.weight == 6
+        assert averager.result.weight == 6

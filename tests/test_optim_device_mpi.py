@@ -20,6 +20,7 @@ from methods import (
     local_bits,
     make_model,
     momentum_sgd,
+    restore,
 )
 from together import interrupted, same_everywhere
 
@@ -81,27 +82,31 @@ def train(comm, model, optimizer, steps):
         optimizer.step()
 
 
+def averaged(averager):
+    """Return what is averaged of a model."""
+    return [tensor.value for tensor in (*averager.flat.parameters, *averager.flat.buffers)]
+
+
 def history(comm, method, device, dtype=torch.float32):
     """Return what a model, and the local optimizer's state, are after all that can be done."""
     model = make_model(comm.rank, dtype).to(device)
     seen = []
 
     def note():
-        optimizer.complete()
+        averager.complete()
         seen.append((bits_of(model), local_bits(optimizer)))
 
-    with method.wrap(model, comm, one_by_one) as optimizer:
+    with method.training(model, comm, one_by_one) as (optimizer, averager):
         for steps in (range(3), range(3, 6)):
             train(comm, model, optimizer, steps)
             note()
-        with optimizer.averaged():
+        with averager.averaged():
             seen.append(bits_of(model))
         note()
-        seen.append(bits(optimizer.model_state_dict().values()))
         train(comm, model, optimizer, [6])
-        optimizer.synchronize()
+        averager.synchronize()
         note()
-        with optimizer.join():
+        with averager.join():
             train(comm, model, optimizer, range(7, 9 + comm.rank % 2))
         note()
         train(comm, model, optimizer, [10])
@@ -130,8 +135,8 @@ def test_models_that_their_devices_average_have_the_bits_of_the_cpu(
 ):
     with stand_in.averaging(monkeypatch, transport):
         model = make_model(comm.rank).to(device)
-        with METHODS[name].wrap(model, comm, one_by_one) as optimizer:
-            assert optimizer.collective.path == "direct"
+        with METHODS[name].make(model, comm, one_by_one) as averager:
+            assert averager.collective.path == "direct"
         averaged = history(comm, METHODS[name], device)
     # Short vectors are rounded once, as in shared memory; messages between hosts double them.
     monkeypatch.setenv("WAGMA_TRANSPORT", "shared")
@@ -146,13 +151,13 @@ def test_moments_are_averaged_with_their_numbers_wherever_these_are(comm, device
         model = make_model(comm.rank).to(place)
         options = {"foreach": False, "capturable": capturable and place != "cpu"}
         local = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
-        optimizer = optim.WAGMA(local, model, comm=comm, sync_period=3, wait="group", **SHARDS)
-        with optimizer:
-            assert optimizer.collective.path == ("host" if place == "cpu" else path)
-            with optimizer.join():
-                train(comm, model, optimizer, range(4 + comm.rank))
-            counts = {float(of["step"]) for of in optimizer.state.values()}
-            train(comm, model, optimizer, range(8, 10))
+        settings = {"sync_period": 3, "wait": "group", **SHARDS}
+        with optim.WAGMA(model, local, comm=comm, **settings) as averager:
+            assert averager.collective.path == ("host" if place == "cpu" else path)
+            with averager.join():
+                train(comm, model, local, range(4 + comm.rank))
+            counts = {float(of["step"]) for of in local.state.values()}
+            train(comm, model, local, range(8, 10))
             ends.append((counts, [p.detach().cpu() for p in model.parameters()]))
     assert len(ends[0][0]) == 1
     assert ends[0][0] == ends[1][0]
@@ -170,8 +175,9 @@ def test_gradients_that_some_ranks_lack_have_the_bits_of_the_cpu_where_devices_a
         with ExitStack() as stack:
             if place != "cpu":
                 stack.enter_context(stand_in.averaging(monkeypatch, "shared"))
-            optimizer = stack.enter_context(METHODS["allreduce"].wrap(model, comm, one_by_one))
-            assert optimizer.collective.path == ("host" if place == "cpu" else "direct")
+            training = METHODS["allreduce"].training(model, comm, one_by_one)
+            optimizer, averager = stack.enter_context(training)
+            assert averager.collective.path == ("host" if place == "cpu" else "direct")
             for step in range(3):
                 backward(model, comm.rank, step)
                 if step == 2:
@@ -206,15 +212,16 @@ def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, 
     slack = size // 3  # what overlaps has buffers, here a sixth of the model, twice more
     before = torch_device.counts()
     with growing_by(size + slack), ExitStack() as stack:
-        optimizer = stack.enter_context(method.wrap(model, comm, partial(one_by_one, lr=1e-4)))
+        training = method.training(model, comm, partial(one_by_one, lr=1e-4))
+        optimizer, averager = stack.enter_context(training)
         open_until_the_end = stack.pop_all()
-    wrapped = torch_device.counts()
-    assert wrapped.bytes - before.bytes <= size + slack
+    made = torch_device.counts()
+    assert made.bytes - before.bytes <= size + slack
     pages = 2 * 4096  # of flags, and of how far a stream is
-    assert wrapped.pinned - before.pinned <= size + slack + pages
+    assert made.pinned - before.pinned <= size + slack + pages
     with open_until_the_end:
         waited = 0
-        with optimizer.join():
+        with averager.join():
             for step in range(5 + comm.rank):
                 backward(model, comm.rank, step)
                 begun = waits()
@@ -226,11 +233,11 @@ def test_every_method_waits_for_nothing_in_a_step_and_takes_little_memory(comm, 
         assert same_everywhere(comm, bits(model.parameters()))
         train(comm, model, optimizer, [9])
         with growing_by(slack):
-            optimizer.synchronize()
-        assert same_everywhere(comm, bits(tensor.value for tensor in optimizer.flat.averaged))
-        with growing_by(size + slack), optimizer.averaged():
+            averager.synchronize()
+        assert same_everywhere(comm, bits(averaged(averager)))
+        with growing_by(size + slack), averager.averaged():
             pass
-        assert torch_device.counts().pinned == wrapped.pinned
+        assert torch_device.counts().pinned == made.pinned
     assert torch_device.counts().pinned == before.pinned
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(value.device == device for value in model.state_dict().values())
@@ -242,9 +249,9 @@ def test_a_step_waits_for_nothing_where_devices_average(comm, device, name, monk
     waited = 0
     with (
         stand_in.averaging(monkeypatch, "shared"),
-        METHODS[name].wrap(model, comm, one_by_one) as optimizer,
+        METHODS[name].training(model, comm, one_by_one) as (optimizer, averager),
     ):
-        assert optimizer.collective.path == "direct"
+        assert averager.collective.path == "direct"
         for step in range(5):
             backward(model, comm.rank, step)
             begun = waits()
@@ -259,18 +266,17 @@ def test_training_goes_on_elsewhere_from_its_state(comm, device, name, saved_on)
     method = METHODS[name]
     places = ("cpu", device) if saved_on == "cpu" else (device, "cpu")
     model = make_model(comm.rank).to(places[0])
-    with method.wrap(model, comm) as optimizer:
+    with method.training(model, comm) as (optimizer, averager):
         train(comm, model, optimizer, range(4))
-        saved = checkpoint(model, optimizer)
+        saved = checkpoint(model, optimizer, averager)
         train(comm, model, optimizer, range(4, 7))
-        optimizer.complete()
+        averager.complete()
         expected = bits_of(model), local_bits(optimizer)
     again = make_model(17 + comm.rank).to(places[1])
-    with method.wrap(again, comm) as optimizer:
-        again.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
+    with method.training(again, comm) as (optimizer, averager):
+        restore(saved, again, optimizer, averager)
         train(comm, again, optimizer, range(4, 7))
-        optimizer.complete()
+        averager.complete()
         assert (bits_of(again), local_bits(optimizer)) == expected
 
 
@@ -289,7 +295,7 @@ def test_another_stream_is_waited_for(comm, device, name):
         stream = torch.Stream(device)
         if place != "cpu":
             stream.wait_stream(torch.accelerator.current_stream())
-        with stream, METHODS[name].wrap(model, comm) as optimizer:
+        with stream, METHODS[name].training(model, comm) as (optimizer, _):
             train(comm, model, optimizer, range(5))
         if place != "cpu":
             torch.accelerator.current_stream().wait_stream(stream)
@@ -302,7 +308,7 @@ def test_an_average_that_was_started_on_another_stream_is_waited_for(comm, devic
     for place in (device, "cpu"):
         model = make_model(comm.rank).to(place)
         streams = [torch.Stream(device) for _ in range(2)]
-        with METHODS["wagma-overlap"].wrap(model, comm) as optimizer:
+        with METHODS["wagma-overlap"].training(model, comm) as (optimizer, _):
             for step in range(6):
                 before, now = streams[step - 1 & 1], streams[step & 1]
                 if place != "cpu":
@@ -324,11 +330,12 @@ def test_a_parameter_group_is_added(comm, device):
         for parameter in head:
             parameter.requires_grad_(False)
         make = lambda parameters: momentum_sgd(p for p in parameters if p.requires_grad)  # noqa: E731
-        with METHODS["wagma-group"].wrap(model, comm, make) as optimizer:
+        with METHODS["wagma-group"].training(model, comm, make) as (optimizer, averager):
             train(comm, model, optimizer, range(2))
             for parameter in head:
                 parameter.requires_grad_(True)
             optimizer.add_param_group({"params": head, "lr": 0.3})
+            averager.refresh()
             train(comm, model, optimizer, range(2, 5))
         ends.append(bits_of(model))
     assert ends[0] == ends[1]
@@ -340,7 +347,7 @@ def test_a_gradient_scaler_skips_steps_as_on_the_cpu(comm, device, name):
     for place in (device, "cpu"):
         model = make_model(comm.rank).to(place)
         scaler = torch.amp.GradScaler(torch.device(place).type, init_scale=64.0)
-        with METHODS[name].wrap(model, comm) as optimizer:
+        with METHODS[name].training(model, comm) as (optimizer, _):
             for step in range(5):
                 generator = torch.Generator().manual_seed(1000 * comm.rank + step)
                 batch = torch.randn(16, 4, generator=generator).to(place)
@@ -363,20 +370,20 @@ def test_an_error_on_one_rank_raises_on_all(comm, device, name):
         KeyError if failing else (collectives.RankFailedError, collectives.ClosedError),
         match="mine|waits .* for rank 2, which has closed",
     )
-    with raised, METHODS[name].wrap(model, comm) as optimizer:
+    with raised, METHODS[name].training(model, comm) as (optimizer, averager):
         for step in range(200):
             backward(model, comm.rank, step)
             if failing and step == 3:
                 raise KeyError("mine")
             optimizer.step()
-    assert optimizer.closed and not optimizer.flat.vectors
+    assert averager.closed and not averager.flat.vectors
     assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
 def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, device, path):
     model = make_model(comm.rank).to(device)
-    with METHODS["wagma"].wrap(model, comm) as optimizer:
-        assert optimizer.collective.path == path
+    with METHODS["wagma"].training(model, comm) as (optimizer, averager):
+        assert averager.collective.path == path
         train(comm, model, optimizer, range(2))
         comm.Barrier()
         words = "CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -384,27 +391,27 @@ def test_a_device_that_fails_is_named_everywhere_and_nobody_hangs(comm, device, 
             driver = stand_in.Device()
             driver.fail(stand_in.ILLEGAL_ADDRESS)
             with pytest.raises(collectives.CudaError, match=words):
-                optimizer.synchronize()
+                averager.synchronize()
             driver.fail(0)
         else:
             with pytest.raises(collectives.RankFailedError, match=f"rank 1 failed.*{words}"):
-                optimizer.synchronize()
+                averager.synchronize()
 
 
 def test_a_graph_that_is_being_captured_is_an_error_everywhere(comm, device, path):
     model = make_model(comm.rank).to(device)
     words = "a CUDA graph is being captured on this stream"
-    with METHODS["wagma"].wrap(model, comm) as optimizer:
-        assert optimizer.collective.path == path
+    with METHODS["wagma"].training(model, comm) as (optimizer, averager):
+        assert averager.collective.path == path
         train(comm, model, optimizer, range(2))
         comm.Barrier()
         if comm.rank == 1:
             stream = current_stream(device)
             with stand_in.Device().capturing(stream), pytest.raises(RuntimeError, match=words):
-                optimizer.synchronize()
+                averager.synchronize()
         else:
             with pytest.raises(collectives.RankFailedError, match=f"rank 1 failed.*{words}"):
-                optimizer.synchronize()
+                averager.synchronize()
 
 
 @pytest.mark.parametrize("name", ["wagma-group", "wagma-overlap", "allreduce"])
@@ -412,13 +419,13 @@ def test_after_an_interrupted_step_training_goes_on_as_on_the_cpu(comm, device, 
     ends = []
     for place in (device, "cpu"):
         model = make_model(comm.rank).to(place)
-        with METHODS[name].wrap(model, comm) as optimizer:
+        with METHODS[name].training(model, comm) as (optimizer, averager):
             train(comm, model, optimizer, range(2))
             if comm.rank == 0:
                 backward(model, comm.rank, 2)
                 with interrupted():
                     optimizer.step()
-                    optimizer.complete()
+                    averager.complete()
                 ends.append(bits_of(model))
             comm.Barrier()
             if name == "allreduce":  # whose ranks would no longer be equal
@@ -426,8 +433,8 @@ def test_after_an_interrupted_step_training_goes_on_as_on_the_cpu(comm, device, 
                     train(comm, model, optimizer, range(2 + (comm.rank == 0), 5))
                 continue
             train(comm, model, optimizer, range(2 + (comm.rank == 0), 5))
-            optimizer.synchronize()
-            assert same_everywhere(comm, bits(tensor.value for tensor in optimizer.flat.averaged))
+            averager.synchronize()
+            assert same_everywhere(comm, bits(averaged(averager)))
             ends.append(bits_of(model))
     half = len(ends) // 2
     assert ends[:half] == ends[half:]
@@ -437,7 +444,7 @@ def test_models_of_which_some_are_on_a_device_are_refused_everywhere(comm, devic
     model = make_model().to(device if comm.rank % 2 else "cpu")
     before = bits_of(model)
     with pytest.raises(ValueError) as raised:
-        optim.WAGMA(momentum_sgd(model.parameters()), model, comm=comm)
+        optim.WAGMA(model, momentum_sgd(model.parameters()), comm=comm)
     assert same_everywhere(comm, str(raised.value))
     assert str(raised.value).startswith("the model's device differs between ranks: cpu on rank")
     assert bits_of(model) == before
@@ -448,7 +455,7 @@ def test_a_model_on_two_devices_is_refused_everywhere(comm, device):
     if comm.rank == 1:
         model[3].to(device)
     with pytest.raises(TypeError, match=r"'0.weight' is on cpu, parameter '3.weight' on standin:0"):
-        optim.WAGMA(momentum_sgd(model.parameters()), model, comm=comm)
+        optim.WAGMA(model, momentum_sgd(model.parameters()), comm=comm)
 
 
 @pytest.mark.parametrize("name", ["local-sgd", "wagma-overlap"])
@@ -459,13 +466,13 @@ def test_a_training_on_a_device_continues_from_a_checkpoint(comm, device, tmp_pa
     directory = comm.bcast(tmp_path / "checkpoints")
     method = METHODS[name]
     model = make_model(comm.rank).to(device)
-    with method.wrap(model, comm) as optimizer:
+    with method.training(model, comm) as (optimizer, averager):
         train(comm, model, optimizer, range(5))
-        save(directory, optimizer)
+        save(directory, averager)
         train(comm, model, optimizer, range(5, 9))
     expected = bits_of(model), local_bits(optimizer)
     model = make_model(comm.rank + 1).to(device)
-    with method.wrap(model, comm) as optimizer:
-        assert load(directory, optimizer).step == 5
+    with method.training(model, comm) as (optimizer, averager):
+        assert load(directory, averager).step == 5
         train(comm, model, optimizer, range(5, 9))
     assert (bits_of(model), local_bits(optimizer)) == expected

@@ -1,4 +1,4 @@
-"""Unusual models: each trains in WAGMA as it does alone, or is refused before the first step."""
+"""Unusual models: each trains as it does alone, or is refused before the first step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from methods import opened
 from mpi4py import MPI
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -123,8 +124,12 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.05)
 
 
-def wrap(model, optimizer=None):
-    return WAGMA(optimizer or sgd(model), model, comm=MPI.COMM_SELF, late="paper")
+def beside(model, optimizer=None):
+    return WAGMA(model, optimizer or sgd(model), comm=MPI.COMM_SELF, late="paper")
+
+
+def training(model, optimizer=None):
+    return opened(beside(model, optimizer))
 
 
 def steps(model, optimizer, batch, scaler=None, number=3):
@@ -162,11 +167,11 @@ def test_it_trains_as_it_does_alone(make, batch, scaled):
     model = make()
     start = copy.deepcopy(tensors(plain))
     steps(plain, sgd(plain), batch)
-    with wrap(model) as optimizer:
+    with training(model) as (optimizer, averager):
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8) if scaled else None
         steps(model, optimizer, batch, scaler)
-        optimizer.synchronize()
-        with optimizer.averaged():
+        averager.synchronize()
+        with averager.averaged():
             model(batch)
     assert_same_model(model, plain)
     assert any(not torch.equal(value, start[name]) for name, value in tensors(model).items())
@@ -180,7 +185,7 @@ def test_old_weight_norm_trains_as_it_does_alone():
     with pytest.warns(FutureWarning):
         plain, model = make(), make()
     steps(plain, sgd(plain), VECTORS)
-    with wrap(model) as optimizer:
+    with training(model) as (optimizer, _):
         steps(model, optimizer, VECTORS)
     assert_same_model(model, plain)
 
@@ -189,9 +194,9 @@ def test_a_lazy_model_is_refused_until_a_batch_has_given_it_shapes():
     model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
     inner = sgd(model)
     with pytest.raises(ValueError, match=r"parameter '0\.weight' has no shape yet: run a batch"):
-        wrap(model, inner)
+        beside(model, inner)
     model(VECTORS)
-    with wrap(model, inner) as optimizer:
+    with training(model, inner) as (optimizer, _):
         before = model[0].weight.detach().clone()
         steps(model, optimizer, VECTORS)
         assert not torch.equal(model[0].weight, before)
@@ -199,7 +204,7 @@ def test_a_lazy_model_is_refused_until_a_batch_has_given_it_shapes():
 
 def test_a_strange_lazy_parameter_is_refused_by_its_place():
     with pytest.raises(ValueError, match="parameter 0 of group 0, without a shape, is in the opt"):
-        wrap(mlp(), sgd(nn.LazyLinear(3)))
+        beside(mlp(), sgd(nn.LazyLinear(3)))
 
 
 def parametrized(model):
@@ -222,25 +227,25 @@ def not_even_a_tensor(model):
         (nn.Module.share_memory, "parameter '0.weight'"),
     ],
 )
-def test_a_change_after_wrapping_is_refused_at_the_next_step(change, named):
+def test_a_change_after_the_averager_was_made_is_refused_at_the_next_step(change, named):
     model = mlp()
-    with wrap(model) as optimizer:
+    with training(model) as (optimizer, _):
         steps(model, optimizer, VECTORS)
         change(model)
-        with pytest.raises(RuntimeError, match=f"{named} was replaced after the model was wrapped"):
+        with pytest.raises(RuntimeError, match=f"{named} was replaced after the averager was made"):
             optimizer.step()
 
 
-def test_a_copy_of_a_wrapped_model_is_independent_and_can_be_wrapped():
+def test_a_copy_of_a_model_is_independent_and_can_be_averaged():
     model = mlp(nn.BatchNorm1d(8))
-    with wrap(model) as optimizer:
+    with training(model) as (optimizer, _):
         average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
         other = copy.deepcopy(model)
         before = copy.deepcopy(tensors(other))
         steps(model, optimizer, VECTORS)
         average.update_parameters(model)
         assert all(torch.equal(value, before[name]) for name, value in tensors(other).items())
-        with wrap(other) as second:
+        with training(other) as (second, _):
             steps(other, second, VECTORS)
         assert_same_model(other, model)
         assert_same_model(average.module, model)
@@ -248,7 +253,7 @@ def test_a_copy_of_a_wrapped_model_is_independent_and_can_be_wrapped():
 
 def test_a_saved_model_loads(tmp_path):
     model, other = mlp(nn.BatchNorm1d(8)), mlp(nn.BatchNorm1d(8))
-    with wrap(model) as optimizer, wrap(other) as second:
+    with training(model) as (optimizer, _), training(other) as (second, _):
         steps(model, optimizer, VECTORS)
         torch.save(model.state_dict(), tmp_path / "model.pt")
         other.load_state_dict(torch.load(tmp_path / "model.pt"))
@@ -272,15 +277,15 @@ def test_modules_that_average_themselves_are_refused(process_group):
 
     parallel = nn.parallel.DistributedDataParallel(mlp())
     with pytest.raises(TypeError, match="the model is a DistributedDataParallel, which averages"):
-        wrap(parallel)
+        beside(parallel)
     with pytest.raises(TypeError, match="module '0' is a DistributedDataParallel"):
-        wrap(nn.Sequential(parallel))
-    with wrap(parallel.module) as optimizer:
+        beside(nn.Sequential(parallel))
+    with training(parallel.module) as (optimizer, _):
         steps(parallel.module, optimizer, VECTORS)
 
     sharded = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
     with pytest.raises(TypeError, match="the model is a FullyShardedDataParallel"):
-        wrap(sharded)
+        beside(sharded)
     sharded = fully_shard(mlp(), mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(TypeError, match=r"parameter '0\.weight' is a DTensor: only plain tensors"):
-        wrap(sharded)
+        beside(sharded)

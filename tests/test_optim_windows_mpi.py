@@ -1,4 +1,4 @@
-"""Optimizers put what they average into windows, without a word from the user."""
+"""Averagers put what they average into windows, without a word from the user."""
 
 from __future__ import annotations
 
@@ -14,27 +14,14 @@ from wagma import optim
 pytestmark = [pytest.mark.mpi, pytest.mark.transports()]
 
 METHODS = {
-    "WAGMA": lambda optimizer, model, comm, **options: optim.WAGMA(
-        optimizer, model, comm=comm, sync_period=4, **options
+    "WAGMA": (optim.WAGMA, {"sync_period": 4}),
+    "WAGMA-state": (
+        optim.WAGMA,
+        {"sync_period": 4, "average_state": True, "correction": "control-variates"},
     ),
-    "WAGMA-state": lambda optimizer, model, comm, **options: optim.WAGMA(
-        optimizer,
-        model,
-        comm=comm,
-        sync_period=4,
-        average_state=True,
-        correction="control-variates",
-        **options,
-    ),
-    "LocalSGD": lambda optimizer, model, comm, **options: optim.LocalSGD(
-        optimizer, model, comm=comm, sync_period=2, **options
-    ),
-    "Allreduce": lambda optimizer, model, comm, **options: optim.Allreduce(
-        optimizer, model, comm=comm, **options
-    ),
-    "EagerSGD": lambda optimizer, model, comm, **options: optim.EagerSGD(
-        optimizer, model, comm=comm, **options
-    ),
+    "LocalSGD": (optim.LocalSGD, {"sync_period": 2}),
+    "Allreduce": (optim.Allreduce, {}),
+    "EagerSGD": (optim.EagerSGD, {}),
 }
 
 
@@ -42,12 +29,13 @@ def train(comm, method, transport):
     torch.manual_seed(comm.rank)
     model = torch.nn.Sequential(torch.nn.Linear(50, 70), torch.nn.BatchNorm1d(70))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    with METHODS[method](optimizer, model, comm, transport=transport) as averaging:
+    kind, settings = METHODS[method]
+    with kind(model, optimizer, comm=comm, transport=transport, **settings) as averager:
         for _ in range(8):
-            averaging.zero_grad()
+            optimizer.zero_grad()
             model(torch.randn(20, 50)).square().mean().backward()
-            averaging.step()
-        in_place = averaging.collective.statistics().in_place
+            optimizer.step()
+        in_place = averager.collective.statistics().in_place
     return comm.allreduce(in_place), model  # one rank may be late in every call
 
 
@@ -62,7 +50,7 @@ def without_slots():
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_averaged_is_in_windows(comm, without_slots, method):
-    """The tensors have memory of their own once the optimizer is closed."""
+    """The tensors have memory of their own once the averager is closed."""
     in_place, model = train(comm, method, "shared")
     assert in_place > 0
     gc.collect()
@@ -78,6 +66,6 @@ def test_one_rank_may_send_messages_by_mistake(comm):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     transport = "messages" if comm.rank == 1 else "shared"
     with pytest.raises(ValueError, match="transport"):
-        optim.WAGMA(optimizer, model, comm=comm, transport=transport)
+        optim.WAGMA(model, optimizer, comm=comm, transport=transport)
     gc.collect()
     assert not windows.has(model.weight.data_ptr())

@@ -27,8 +27,8 @@ class Numbers(Dataset):
 
 def main(*loaders):
     model = torch.nn.Linear(4, 1)
-    inner = torch.optim.SGD(model.parameters(), lr=1e-4)
-    with WAGMA(inner, model, sync_period=3) as optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with WAGMA(model, optimizer, sync_period=3) as averager:
         for kind in loaders:
             start, workers = kind.split("-")
             loader = DataLoader(
@@ -45,9 +45,9 @@ def main(*loaders):
                     model(batch).square().mean().backward()
                     optimizer.step()
             next(iter(loader))  # workers in the middle of an epoch, when the loader goes or stays
-        optimizer.synchronize()
-        numbers = optimizer.flat.vectors[0].tolist()
-    print(optimizer.collective.version, numbers, flush=True)
+        averager.synchronize()
+        numbers = averager.flat.vectors[0].tolist()
+    print(averager.collective.version, numbers, flush=True)
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

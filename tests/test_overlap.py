@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import time
 
 import numpy as np
 import pytest
 import torch
-from methods import OPTIMIZERS, backward, floats, make_model
+from methods import OPTIMIZERS, backward, checkpoint, floats, make_model, opened, restore
 from together import (
     RULES,
     before_transports,
@@ -27,21 +26,26 @@ from wagma.optim import WAGMA
 pytestmark = [pytest.mark.mpi, pytest.mark.transports("shared")]
 
 
-def wrap(model, comm, make=OPTIMIZERS["sgd"], **settings):
-    return WAGMA(make(model.parameters()), model, comm=comm, overlap=True, **settings)
+def beside(model, comm, make=OPTIMIZERS["sgd"], **settings):
+    return WAGMA(model, make(model.parameters()), comm=comm, overlap=True, **settings)
+
+
+def training(*arguments, **settings):
+    return opened(beside(*arguments, **settings))
 
 
 def scalar(comm, **settings):
-    """Return a model of one weight, which is the rank, and an optimizer of it.
+    """Return a model of one weight, which is the rank, its optimizer and its averager.
 
     All ranks average in each step, and steps without gradients change nothing.
     """
     model = nn.Linear(1, 1, bias=False)
     settings = {"wait": "group", "group_size": comm.size, "sync_period": 100} | settings
-    optimizer = wrap(model, comm, lambda p: torch.optim.SGD(p, lr=1.0), **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    averager = WAGMA(model, optimizer, comm=comm, overlap=True, **settings)
     with torch.no_grad():
         model.weight.fill_(comm.rank)
-    return model, optimizer
+    return model, optimizer, averager
 
 
 def mean_of(comm):
@@ -57,11 +61,12 @@ def test_a_step_adds_the_update_of_the_old_models_gradient_to_the_new_average(co
     """Bit for bit what this does in numpy, with a collective that waits."""
     settings = {"group_size": default_group_size(comm.size), "sync_period": 4, "wait": "group"}
     model = nn.Linear(7, 1, bias=False).double()
-    optimizer = wrap(model, comm, lambda p: torch.optim.SGD(p, lr=0.5), late=late, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    averager = WAGMA(model, optimizer, comm=comm, overlap=True, late=late, **settings)
     x = model.weight.detach().numpy().ravel().copy()
     target = np.random.default_rng(comm.rank).normal(size=7)
     average, results = None, []
-    with optimizer, GroupAllreduce(comm, x.copy(), late=late, **settings) as collective:
+    with averager, GroupAllreduce(comm, x.copy(), late=late, **settings) as collective:
         for step in range(11):
             optimizer.zero_grad()
             (0.5 * (model.weight - torch.from_numpy(target)).square().sum()).backward()
@@ -81,29 +86,32 @@ def test_a_step_adds_the_update_of_the_old_models_gradient_to_the_new_average(co
 
             results.append(result)
             known = results if result.synchronized else results[:-1]
-            assert repr(optimizer.result) == repr(known[-1] if known else None)
-            versions = [one.version for one in optimizer.results]
+            assert repr(averager.result) == repr(known[-1] if known else None)
+            versions = [one.version for one in averager.results]
             assert versions == {0: [], 3: [step - 1, step]}.get(step % 4, [step - 1])
-        optimizer.complete()
+        averager.complete()
         assert model.weight.detach().numpy().tobytes() == average.tobytes()
-        assert repr(optimizer.result) == repr(results[-1])
+        assert repr(averager.result) == repr(results[-1])
 
 
 @pytest.mark.ranks(3, 4)
-def test_batchnorm_statistics_are_the_average_and_what_they_have_learnt_meanwhile(comm):
+def test_batchnorm_statistics_are_the_average_and_their_share_of_what_they_learnt_meanwhile(comm):
     """With a local optimizer that has a state, beside MPI's own allgather."""
     make = OPTIMIZERS["adam"]
     expected = make_model(0, torch.float64)
     plain = make(expected.parameters())
+    buffers = {name for name, _ in expected.named_buffers()}
     model = make_model(comm.rank, torch.float64)
     average = started = None
-    with wrap(model, comm, make, wait="group", group_size=comm.size, sync_period=5) as optimizer:
+    settings = {"wait": "group", "group_size": comm.size, "sync_period": 5}
+    with training(model, comm, make, **settings) as (optimizer, _):
         for step in range(9):
             backward(expected, comm.rank, step)
             if average is not None:
                 for name, value in expected.state_dict().items():
                     if value.is_floating_point():
-                        value.add_(average[name] - started[name])
+                        share = 1 / comm.size if name in buffers else 1
+                        value.copy_(average[name] + share * (value - started[name]))
             plain.step()
             started = copy.deepcopy(expected.state_dict())
             everyones = comm.allgather(started)
@@ -126,16 +134,16 @@ def test_batchnorm_statistics_are_the_average_and_what_they_have_learnt_meanwhil
 
 @pytest.mark.ranks(3, 4)
 def test_a_step_returns_before_the_others_call_and_the_next_one_waits_for_them(comm):
-    model, optimizer = scalar(comm)
-    with optimizer:
+    model, optimizer, averager = scalar(comm)
+    with averager:
         if comm.rank == 0:
             optimizer.step()
-            assert optimizer.result is None and model.weight.item() == 0
+            assert averager.result is None and model.weight.item() == 0
             for rank in range(1, comm.size):
                 comm.send("returned", rank)
             optimizer.step()
             returned = time.monotonic()
-            assert [result.version for result in optimizer.results] == [0]
+            assert [result.version for result in averager.results] == [0]
             assert model.weight.item() == mean_of(comm)
             assert all(comm.recv(source=rank) < returned for rank in range(1, comm.size))
         else:
@@ -152,12 +160,14 @@ def test_frozen_parameters_that_follow_the_trained_ones_go_on_doing_so(comm):
     model = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(2)]).double()
     model[1].requires_grad_(False)
     sgd = torch.optim.SGD(model[0].parameters(), lr=1.0)
-    with WAGMA(sgd, model, comm=comm, overlap=True, group_size=comm.size, wait="group") as one:
+    settings = {"group_size": comm.size, "wait": "group", "include": "1"}
+    with WAGMA(model, sgd, comm=comm, overlap=True, **settings) as averager:
         start = model[1].weight.item()
         for _ in range(8):
+            averager.complete()
             model[1].weight.data.add_(1 + comm.rank)
-            one.step()
-        one.complete()
+            sgd.step()
+        averager.complete()
         np.testing.assert_allclose(model[1].weight.item(), start + 8 * (1 + mean_of(comm)))
 
 
@@ -165,13 +175,14 @@ def test_models_of_several_dtypes_and_weighed_steps(comm):
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
     for part, dtype in zip(model, (torch.float16, torch.bfloat16, torch.float32, torch.float64)):
         part.to(dtype)
-    with wrap(model, comm, wait="group", group_size=comm.size) as optimizer:
+    with training(model, comm, wait="group", group_size=comm.size) as (optimizer, averager):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(comm.rank)
-        optimizer.step(weight=comm.rank)
-        optimizer.complete()
-        assert optimizer.result.weight == 6
+        averager.weight = comm.rank
+        optimizer.step()
+        averager.complete()
+        assert averager.result.weight == 6
         for parameter in model.parameters():
             torch.testing.assert_close(
                 parameter.double(), torch.full_like(parameter, 14 / 6).double(), rtol=1e-2, atol=0
@@ -186,56 +197,50 @@ def test_models_of_several_dtypes_and_weighed_steps(comm):
 @pytest.mark.parametrize(
     "follow",
     [
-        *("complete", "synchronize", "join", "state_dict", "model_state_dict", "close", "exit"),
-        "group",
+        *("complete", "synchronize", "join", "state_dict", "close", "exit"),
     ],
 )
 def test_what_follows_has_the_outstanding_average_in_the_model(comm, late, follow):
-    model, optimizer = scalar(comm, late=late)
+    model, optimizer, averager = scalar(comm, late=late)
     optimizer.step()
-    assert optimizer.result is None and model.weight.item() == comm.rank
+    assert averager.result is None and model.weight.item() == comm.rank
     if follow == "join":
-        with optimizer.join():
+        with averager.join():
             pass
     elif follow == "exit":
-        with optimizer:
+        with averager:
             pass
-    elif follow == "group":
-        optimizer.param_groups[0]["params"].clear()
-        optimizer.add_param_group({"params": model.parameters(), "lr": 0.1})
-        optimizer.complete()
     else:
-        state = getattr(optimizer, follow)()
-        assert follow != "state_dict" or state["averaging"]["version"] == 1
-        assert follow != "model_state_dict" or state["weight"].item() == mean_of(comm)
+        state = getattr(averager, follow)()
+        assert follow != "state_dict" or state["version"] == 1
     assert model.weight.item() == mean_of(comm)
-    assert optimizer.result.version == 0 and optimizer.result.weight == comm.size
-    assert optimizer.closed == (follow in ("close", "exit")) == (not optimizer.flat.vectors)
-    optimizer.complete()
-    optimizer.close()
+    assert averager.result.version == 0 and averager.result.weight == comm.size
+    assert averager.closed == (follow in ("close", "exit")) == (not averager.flat.vectors)
+    averager.complete()
+    averager.close()
     assert model.weight.item() == mean_of(comm)
 
 
 @pytest.mark.ranks(1, 3, 4)
 @pytest.mark.parametrize("late", RULES)
 def test_averaged_shows_the_outstanding_average_and_leaves_it_to_the_next_step(comm, late):
-    model, optimizer = scalar(comm, late=late, group_size=1)
-    with optimizer:
+    model, optimizer, averager = scalar(comm, late=late, group_size=1)
+    with averager:
         optimizer.step()
         for _ in range(2):
-            with optimizer.averaged():
+            with averager.averaged():
                 np.testing.assert_allclose(model.weight.item(), mean_of(comm))
             assert model.weight.item() == comm.rank
-    model, optimizer = scalar(comm, late=late)
-    with optimizer:
+    model, optimizer, averager = scalar(comm, late=late)
+    with averager:
         optimizer.step()
-        with pytest.raises(KeyError), optimizer.averaged():
+        with pytest.raises(KeyError), averager.averaged():
             nn.init.zeros_(model.weight)
             raise KeyError
         assert model.weight.item() == comm.rank
         optimizer.step()
         np.testing.assert_allclose(model.weight.item(), mean_of(comm))
-        assert [result.version for result in optimizer.results] == [0]
+        assert [result.version for result in averager.results] == [0]
 
 
 @pytest.mark.ranks(1, 3, 4)
@@ -243,23 +248,18 @@ def test_averaged_shows_the_outstanding_average_and_leaves_it_to_the_next_step(c
 def test_training_continues_exactly_from_what_was_saved(comm, late):
     settings = {"wait": "group", "late": late, "sync_period": 5}
     uninterrupted = make_model(comm.rank)
-    file = io.BytesIO()
-    with wrap(uninterrupted, comm, **settings) as optimizer:
+    with training(uninterrupted, comm, **settings) as (optimizer, averager):
         for step in range(13):
             if step == 7:
-                state = {"optimizer": optimizer.state_dict(), "model": uninterrupted.state_dict()}
-                torch.save(state, file)
+                saved = checkpoint(uninterrupted, optimizer, averager)
             backward(uninterrupted, comm.rank, step)
             optimizer.step()
 
-    file.seek(0)
-    state = torch.load(file)
     model = make_model(17 + comm.rank)
-    with wrap(model, comm, **settings) as optimizer:
+    with training(model, comm, **settings) as (optimizer, averager):
         backward(model, comm.rank, 99)
         optimizer.step()  # whose average is not to come into what is loaded
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        restore(saved, model, optimizer, averager)
         for step in range(7, 13):
             backward(model, comm.rank, step)
             optimizer.step()
@@ -272,31 +272,31 @@ def test_training_continues_exactly_from_what_was_saved(comm, late):
 @pytest.mark.parametrize("wait", ["nobody", "group"])
 def test_ranks_with_fewer_steps_join(comm, late, wait):
     model = make_model(comm.rank)
-    with wrap(model, comm, late=late, wait=wait, sync_period=6) as optimizer:
-        with optimizer.join():
+    with training(model, comm, late=late, wait=wait, sync_period=6) as (optimizer, averager):
+        with averager.join():
             for step in range([0, 9, 4, 13][comm.rank]):
                 backward(model, comm.rank, step)
                 optimizer.step()
         most = [0, 9, 4, 13][: comm.size]
-        assert optimizer.collective.version == max(most)
-        assert same_everywhere(comm, optimizer.flat.vectors[0].tobytes())
+        assert averager.collective.version == max(most)
+        assert same_everywhere(comm, averager.flat.vectors[0].tobytes())
         assert np.isfinite(floats(model)).all()
 
 
 def test_a_closure_sees_the_average(comm):
-    model, optimizer = scalar(comm)
+    model, optimizer, averager = scalar(comm)
     seen = []
-    with optimizer:
+    with averager:
         for _ in range(2):
             assert optimizer.step(lambda: seen.append(model.weight.item()) or 3) == 3
     assert seen == [comm.rank, mean_of(comm)]
 
 
 def test_a_step_that_grad_scaler_skips_takes_the_average_and_is_a_version(comm):
-    model, optimizer = scalar(comm)
+    model, optimizer, averager = scalar(comm)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     expected = float(comm.rank)
-    with optimizer:
+    with averager:
         for step in range(4):
             optimizer.zero_grad()
             skips = step == 2 and comm.rank == 1
@@ -306,9 +306,9 @@ def test_a_step_that_grad_scaler_skips_takes_the_average_and_is_a_version(comm):
             expected = np.mean(comm.allgather(expected)) if step else expected
             expected -= not skips
             np.testing.assert_allclose(model.weight.item(), expected)
-        assert optimizer.collective.version in (3, 4)
-        optimizer.complete()
-        assert optimizer.collective.version == 4
+        assert averager.collective.version in (3, 4)
+        averager.complete()
+        assert averager.collective.version == 4
 
 
 # Ranks that are late
@@ -320,19 +320,19 @@ def test_ranks_agree_after_every_synchronization_whoever_is_slow(comm, late):
     random = np.random.default_rng(comm.rank)
     model = make_model(comm.rank)
     synchronized, timely = 0, []
-    with wrap(model, comm, late=late, sync_period=5) as optimizer:
+    with training(model, comm, late=late, sync_period=5) as (optimizer, averager):
         for step in range(17):
             backward(model, comm.rank, step)
             time.sleep(random.uniform(0, 0.004) if comm.rank else 0.008)
             optimizer.step()
-            timely += [result.timely for result in optimizer.results]
+            timely += [result.timely for result in averager.results]
             if (step + 1) % 5 == 0:
                 synchronized += 1
-                assert optimizer.result.synchronized and optimizer.result.version == step
-                assert same_everywhere(comm, optimizer.flat.vectors[0].tobytes())
-        optimizer.complete()
+                assert averager.result.synchronized and averager.result.version == step
+                assert same_everywhere(comm, averager.flat.vectors[0].tobytes())
+        averager.complete()
         assert len(timely) == 16 and synchronized == 3
-        assert optimizer.collective.statistics().calls == 17
+        assert averager.collective.statistics().calls == 17
     assert not all(map(all, comm.allgather(timely)))
     assert np.isfinite(floats(model)).all()
 
@@ -356,49 +356,49 @@ def test_a_wrong_argument_raises_on_every_rank(comm, everywhere, here, kind, mes
     model = make_model()
     overlap = here if comm.rank == comm.size - 1 else everywhere
     with pytest.raises(kind, match=message) as raised:
-        WAGMA(OPTIMIZERS["sgd"](model.parameters()), model, comm=comm, overlap=overlap)
+        WAGMA(model, OPTIMIZERS["sgd"](model.parameters()), comm=comm, overlap=overlap)
     assert same_everywhere(comm, str(raised.value))
 
 
 @pytest.mark.ranks(1, 4)
 def test_a_change_that_the_average_would_undo_is_refused(comm):
-    model, optimizer = scalar(comm)
-    with optimizer:
+    model, optimizer, averager = scalar(comm)
+    with averager:
         optimizer.step()
         with torch.no_grad():
             model.weight += 1
         for use in (
             optimizer.step,
-            optimizer.complete,
-            optimizer.state_dict,
-            optimizer.synchronize,
-            optimizer.averaged().__enter__,
+            averager.complete,
+            averager.state_dict,
+            averager.synchronize,
+            averager.averaged().__enter__,
         ):
             with pytest.raises(RuntimeError, match=r"'weight' was changed outside step\(\) while"):
                 use()
         assert model.weight.item() == comm.rank + 1
-        optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=1.0).state_dict())
+        averager.load_state_dict({"version": 1})
         optimizer.step()
-        optimizer.complete()
+        averager.complete()
         assert model.weight.item() == mean_of(comm) + 1
         with torch.no_grad():
             model.weight += 1
         optimizer.register_step_post_hook(lambda *_: nn.init.constant_(model.weight, comm.rank))
         optimizer.step()
-        optimizer.complete()
+        averager.complete()
         assert model.weight.item() == mean_of(comm)
         optimizer.step()
         nn.init.constant_(model.weight, 17.0)
     assert model.weight.item() == 17
-    assert optimizer.state_dict()["averaging"]["version"] == 4
+    assert averager.state_dict()["version"] == 4
 
 
 def test_replaced_memory_is_noticed(comm):
-    model, optimizer = scalar(comm)
-    with optimizer:
+    model, optimizer, averager = scalar(comm)
+    with averager:
         optimizer.step()
         model.double()
-        for use in (optimizer.step, optimizer.synchronize, optimizer.averaged().__enter__):
+        for use in (optimizer.step, averager.synchronize, averager.averaged().__enter__):
             with pytest.raises(RuntimeError, match=r"'weight' was replaced"):
                 use()
 
@@ -407,47 +407,49 @@ def test_a_model_that_is_not_finite_gets_the_others_average(comm):
     model = nn.BatchNorm1d(2, affine=True)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     settings = {"wait": "group", "group_size": 4, "late": "paper"}
-    with WAGMA(sgd, model, comm=comm, overlap=True, **settings) as optimizer:
+    with WAGMA(model, sgd, comm=comm, overlap=True, **settings) as averager:
         with torch.no_grad():
             for value in (model.weight, model.running_mean):
                 value.fill_(torch.nan if comm.rank == 3 else comm.rank)
-        optimizer.step()
+        sgd.step()
         model.running_mean.add_(comm.rank)
-        optimizer.complete()
-        assert optimizer.result.timely == (comm.rank != 3) and optimizer.result.weight == 3
+        averager.complete()
+        assert averager.result.timely == (comm.rank != 3) and averager.result.weight == 3
         assert model.weight.tolist() == [1, 1]
-        assert model.running_mean.tolist() == [1 + comm.rank % 3] * 2
+        # A third of an average is a rank's, and so it has this part of what follows.
+        learnt = comm.rank / 3 if comm.rank < 3 else 0
+        np.testing.assert_allclose(model.running_mean, 1 + learnt)
 
 
 def test_another_ranks_error_reaches_those_with_a_call_outstanding(comm):
-    model, optimizer = scalar(comm)
+    model, optimizer, averager = scalar(comm)
     if comm.rank == 2:
-        with pytest.raises(KeyError, match="mine"), optimizer:
+        with pytest.raises(KeyError, match="mine"), averager:
             optimizer.step()
             raise KeyError("mine")
     else:
-        with pytest.raises(RankFailedError, match="rank 2 failed.* KeyError: 'mine'"), optimizer:
+        with pytest.raises(RankFailedError, match="rank 2 failed.* KeyError: 'mine'"), averager:
             for _ in range(100_000):
                 optimizer.step()
                 time.sleep(0.001)
-    assert optimizer.closed and not optimizer.flat.vectors
+    assert averager.closed and not averager.flat.vectors
     assert np.isfinite(model.weight.item())
 
 
 def test_an_exception_on_every_rank_closes_with_the_average_in_the_model(comm):
-    model, optimizer = scalar(comm)
-    with pytest.raises(KeyError), optimizer:
+    model, optimizer, averager = scalar(comm)
+    with pytest.raises(KeyError), averager:
         optimizer.step()
         comm.Barrier()
         raise KeyError
-    assert optimizer.closed and not optimizer.flat.vectors
+    assert averager.closed and not averager.flat.vectors
     assert model.weight.item() == mean_of(comm)
 
 
 @pytest.mark.parametrize("late", RULES)
 def test_an_interrupted_wait_leaves_the_ranks_own_model_and_the_next_step_works(comm, late):
-    model, optimizer = scalar(comm, late=late)
-    with optimizer:
+    model, optimizer, averager = scalar(comm, late=late)
+    with averager:
         if comm.rank == 0:
             optimizer.step()
             with interrupted():
@@ -457,21 +459,21 @@ def test_an_interrupted_wait_leaves_the_ranks_own_model_and_the_next_step_works(
         if comm.rank:
             optimizer.step()
         optimizer.step()
-        optimizer.synchronize()
+        averager.synchronize()
         assert same_everywhere(comm, model.weight.item())
-        assert optimizer.collective.version == 2
+        assert averager.collective.version == 2
         if late == "conserving":
             np.testing.assert_allclose(model.weight.item(), mean_of(comm))
 
 
 def test_steps_and_operations_are_refused_inside_averaged_and_after_close(comm):
-    _, optimizer = scalar(comm)
+    _, optimizer, averager = scalar(comm)
     optimizer.step()
-    with optimizer.averaged():
-        for use in (optimizer.step, optimizer.synchronize):
+    with averager.averaged():
+        for use in (optimizer.step, averager.synchronize):
             with pytest.raises(RuntimeError, match="inside averaged"):
                 use()
-        assert optimizer.state_dict()["averaging"]["version"] == 1
-    optimizer.close()
+        assert averager.state_dict()["version"] == 1
+    averager.close()
     with pytest.raises(RuntimeError, match="closed"):
-        optimizer.step()
+        averager.step()

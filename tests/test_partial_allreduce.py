@@ -74,7 +74,7 @@ def test_what_is_put_in_comes_out_once_in_every_period(comm, trigger):
                 came_out = [total + new for total, new in zip(came_out, vector)]
             assert_mean(comm, put_in, came_out)
         statistics = average.statistics()
-    assert statistics.nonfinite == dropped
+    assert statistics.left_out == dropped
     assert statistics.timely <= statistics.calls == average.version == 24
     assert average.closed
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from methods import backward, bits, checkpoint, floats, make_model, momentum_sgd
+from methods import backward, bits, checkpoint, floats, make_model, momentum_sgd, restore
 from together import same_everywhere, wait_until
 
 from wagma.optim import PartialReduce
@@ -15,10 +15,11 @@ from wagma.optim import PartialReduce
 pytestmark = pytest.mark.mpi
 
 
-def wrap(comm, seed=0, **settings):
+def make(comm, seed=0, **settings):
     model = make_model(seed)
     chosen = {"group_size": min(2, max(comm.size, 2)), **settings}
-    return model, PartialReduce(momentum_sgd(model.parameters()), model, comm=comm, **chosen)
+    optimizer = momentum_sgd(model.parameters())
+    return model, optimizer, PartialReduce(model, optimizer, comm=comm, **chosen)
 
 
 def train(comm, model, optimizer, steps):
@@ -32,16 +33,16 @@ def train(comm, model, optimizer, steps):
 @pytest.mark.parametrize("weights", ["constant", "dynamic"])
 def test_ranks_with_any_numbers_of_steps_join(comm, weights):
     """Whoever is left over by the others' groups goes on."""
-    model, optimizer = wrap(comm, comm.rank, weights=weights)
-    with optimizer:
+    model, optimizer, averager = make(comm, comm.rank, weights=weights)
+    with averager:
         for epoch in range(3):
             steps = [3, 9, 4, 6][(comm.rank + epoch) % comm.size]
-            with optimizer.join():
+            with averager.join():
                 train(comm, model, optimizer, range(steps))
             most = max([3, 9, 4, 6][: comm.size])
-            assert optimizer.collective.version == most * (epoch + 1)
+            assert averager.collective.version == most * (epoch + 1)
             assert same_everywhere(comm, bits(model.parameters()))
-        report = optimizer.report()
+        report = averager.report()
         assert (report["rho"] is not None) == (
             comm.rank == 0 and comm.size > 1 and weights == "constant"
         )
@@ -51,43 +52,42 @@ def test_ranks_with_any_numbers_of_steps_join(comm, weights):
 
 @pytest.mark.ranks(3, 4)
 def test_the_average_of_all_lets_go_on_who_is_left_over(comm):
-    model, optimizer = wrap(comm, comm.rank)
-    with optimizer:
+    model, optimizer, averager = make(comm, comm.rank)
+    with averager:
         train(comm, model, optimizer, range(7))
-        with optimizer.averaged():
+        with averager.averaged():
             averaged = floats(model)
             assert same_everywhere(comm, averaged.tobytes())
         train(comm, model, optimizer, range(7, 10))
-        with optimizer.averaged():
+        with averager.averaged():
             pass
         expected = np.mean(comm.allgather(floats(model)), axis=0)
-        with optimizer.averaged():
+        with averager.averaged():
             np.testing.assert_allclose(floats(model), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.ranks(3, 4)
 def test_training_goes_on_from_its_state(comm):
-    model, optimizer = wrap(comm, comm.rank, weights="dynamic")
-    with optimizer:
+    model, optimizer, averager = make(comm, comm.rank, weights="dynamic")
+    with averager:
         train(comm, model, optimizer, range(5))
-        saved = checkpoint(model, optimizer)
-    model, optimizer = wrap(comm, 17, weights="dynamic")
-    with optimizer:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        assert optimizer.collective.version == 5
-        with optimizer.join():
+        saved = checkpoint(model, optimizer, averager)
+    model, optimizer, averager = make(comm, 17, weights="dynamic")
+    with averager:
+        restore(saved, model, optimizer, averager)
+        assert averager.collective.version == 5
+        with averager.join():
             train(comm, model, optimizer, range(5, 8 + comm.rank))
-        assert optimizer.collective.version == 7 + comm.size
+        assert averager.collective.version == 7 + comm.size
         assert same_everywhere(comm, bits(model.parameters()))
 
 
 @pytest.mark.ranks(3, 4)
 def test_with_the_initial_model_a_rank_says_how_much_of_it_was_mixed_in(comm):
     """One rank is far behind in its groups."""
-    model, optimizer = wrap(comm, weights="dynamic", missing="initial")
-    with optimizer:
-        with optimizer.join():
+    model, optimizer, averager = make(comm, weights="dynamic", missing="initial")
+    with averager:
+        with averager.join():
             if comm.rank == 1:
                 wait_until(lambda: comm.iprobe(source=0))
                 comm.recv(source=0)
@@ -98,16 +98,16 @@ def test_with_the_initial_model_a_rank_says_how_much_of_it_was_mixed_in(comm):
                     comm.recv(source=1)
                 if comm.rank == 1 and step == 0:
                     comm.send(None, dest=0)
-            share = optimizer.report()["initial_share_of_rank"]
+            share = averager.report()["initial_share_of_rank"]
         assert 0 <= share < 0.5
         assert max(comm.allgather(share)) > 0
 
 
 @pytest.mark.ranks(4)
 def test_its_settings_are_said_as_they_were_chosen(comm):
-    model, optimizer = wrap(comm, group_size=None)
-    with optimizer:
-        assert optimizer.settings == {
+    model, _optimizer, averager = make(comm, group_size=None)
+    with averager:
+        assert averager.settings == {
             "group_size": 3,
             "weights": "constant",
             "alpha": 0.5,
@@ -118,7 +118,7 @@ def test_its_settings_are_said_as_they_were_chosen(comm):
             "controller_only": False,
         }
         with pytest.raises(ValueError, match="weight is 2, but all ranks have the same weight"):
-            optimizer.step(weight=2)
+            averager.step(weight=2)
     with pytest.raises(ValueError, match="group_size is 1, not between 2 and 4"):
-        wrap(comm, group_size=1)
+        make(comm, group_size=1)
     torch.testing.assert_close(model[0].weight, make_model()[0].weight)

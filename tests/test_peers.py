@@ -571,7 +571,7 @@ def test_a_change_that_is_not_finite_is_left_out(comm, kind, length):
                 mine[3] = np.nan
             collective(mine)
             assert np.isfinite(mine).all()
-        assert collective.statistics().nonfinite == (comm.rank == 2)
+        assert collective.statistics().left_out == (comm.rank == 2)
 
 
 @pytest.mark.ranks(3, 4)

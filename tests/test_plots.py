@@ -14,7 +14,7 @@ from wagma.runs import Tally
 from wagma.simulation import MACHINES, Settings, simulate, steps
 
 MAJORITY = "eager-sgd:trigger=majority"
-AVERAGING = {"waiting": 0.3, "communicating": 0.1, "bytes_sent": 0, "staleness": ()}
+AVERAGING = {"left_out": 0, "waiting": 0.3, "communicating": 0.1, "bytes_sent": 0, "staleness": ()}
 
 
 def tallies(ranks, steps=80, losses=lambda rank, step: 1 / (step + 1)):

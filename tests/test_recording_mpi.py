@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.transports()
 
 STEPS, BATCH = 20, 10
 KINDS = {
-    "wagma": lambda *wrapped, **options: optim.WAGMA(*wrapped, sync_period=4, **options),
-    "wagma-overlap": lambda *wrapped, **options: optim.WAGMA(*wrapped, overlap=True, **options),
+    "wagma": lambda *trained, **options: optim.WAGMA(*trained, sync_period=4, **options),
+    "wagma-overlap": lambda *trained, **options: optim.WAGMA(*trained, overlap=True, **options),
     "allreduce": optim.Allreduce,
     "ad-psgd": optim.ADPSGD,
-    "local-sgd": lambda *wrapped, **options: optim.LocalSGD(*wrapped, sync_period=5, **options),
+    "local-sgd": lambda *trained, **options: optim.LocalSGD(*trained, sync_period=5, **options),
 }
 
 
@@ -37,11 +37,12 @@ def directory(comm, tmp_path):
 def make(comm, kind="wagma"):
     torch.manual_seed(comm.rank)
     model = torch.nn.Linear(8, 1)
-    local = torch.optim.SGD(model.parameters(), lr=0.05)
-    return model, KINDS[kind](local, model, comm=comm)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    return model, KINDS[kind](model, optimizer, comm=comm)
 
 
-def train(model, optimizer, batches, run=None, steps=None):
+def train(model, averager, batches, run=None, steps=None):
+    (optimizer,) = averager.optimizers.given
     for step, inputs in enumerate(batches):
         if step == steps:
             break
@@ -55,10 +56,10 @@ def train(model, optimizer, batches, run=None, steps=None):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_are_those_of_a_training(comm, directory, kind):
-    model, optimizer = make(comm, kind)
+    model, averager = make(comm, kind)
     batches = [torch.randn(BATCH, 8) for _ in range(STEPS)]
-    with optimizer, optimizer.record(directory / "runs" / "mine", steps=STEPS) as run:
-        train(model, optimizer, run.batches(batches), run)
+    with averager, averager.record(directory / "runs" / "mine", steps=STEPS) as run:
+        train(model, averager, run.batches(batches), run)
     comm.Barrier()
     records = metrics(run.directory, comm.rank)
     assert [each["step"] for each in records] == list(range(STEPS))
@@ -69,7 +70,7 @@ def test_the_files_are_those_of_a_training(comm, directory, kind):
         assert each["group"] and each["data_s"] > 0
     spent = sum(each["compute_s"] + each["average_s"] for each in records)
     assert 0.5 * spent < records[-1]["elapsed_s"] and spent <= 1.001 * records[-1]["elapsed_s"]
-    assert not optimizer.optimizer._optimizer_step_post_hooks
+    assert not averager.optimizers.given[0]._optimizer_step_post_hooks
     if comm.rank == 0:
         summary = json.loads((run.directory / "summary.json").read_text())
         assert summary["steps_of_rank"] == comm.size * [STEPS]
@@ -84,61 +85,61 @@ def test_the_files_are_those_of_a_training(comm, directory, kind):
 
 
 def test_what_was_recorded_before_an_exception_is_kept(comm, directory):
-    model, optimizer = make(comm)
-    with optimizer:
-        with pytest.raises(ZeroDivisionError), optimizer.record(directory / "a") as run:
-            train(model, optimizer, run.batches([torch.randn(BATCH, 8)] * 3))
+    model, averager = make(comm)
+    with averager:
+        with pytest.raises(ZeroDivisionError), averager.record(directory / "a") as run:
+            train(model, averager, run.batches([torch.randn(BATCH, 8)] * 3))
             raise ZeroDivisionError
-        train(model, optimizer, [torch.randn(BATCH, 8)] * 2)  # not recorded
+        train(model, averager, [torch.randn(BATCH, 8)] * 2)  # not recorded
     comm.Barrier()
     assert [each["loss"] for each in metrics(directory / "a", comm.rank)] == 3 * [None]
     assert not (directory / "a" / "summary.json").exists()
 
 
 def test_without_a_rank_that_has_failed_there_is_no_summary_and_no_wait(comm, directory):
-    model, optimizer = make(comm, "ad-psgd")
+    model, averager = make(comm, "ad-psgd")
     fails = comm.rank == comm.size - 1
     ends = pytest.raises(ZeroDivisionError) if fails else contextlib.suppress(RankFailedError)
-    with ends, optimizer:
-        with optimizer.record(directory / "a") as run:
-            train(model, optimizer, run.batches([torch.randn(BATCH, 8)] * 3), run)
+    with ends, averager:
+        with averager.record(directory / "a") as run:
+            train(model, averager, run.batches([torch.randn(BATCH, 8)] * 3), run)
         if fails:
             raise ZeroDivisionError
-    optimizer.close()
+    averager.close()
     comm.Barrier()
     assert not (directory / "a" / "summary.json").exists()
 
 
 def test_an_average_that_is_completed_between_steps_is_that_of_its_step(comm, directory):
-    model, optimizer = make(comm, "wagma-overlap")
-    with optimizer, optimizer.record(directory / "a") as run:
+    model, averager = make(comm, "wagma-overlap")
+    with averager, averager.record(directory / "a") as run:
         for step, inputs in enumerate(run.batches([torch.randn(BATCH, 8)] * STEPS)):
-            train(model, optimizer, [inputs], run)
+            train(model, averager, [inputs], run)
             if step % 5 == 2:
-                optimizer.state_dict()
+                averager.state_dict()
     records = metrics(directory / "a", comm.rank)
     assert [(each["step"], each["version"]) for each in records] == [(t, t) for t in range(STEPS)]
 
 
 def test_an_average_that_is_shown_between_steps_is_recorded_once(comm, directory):
-    model, optimizer = make(comm, "wagma-overlap")
-    with optimizer, optimizer.record(directory / "a") as run:
+    model, averager = make(comm, "wagma-overlap")
+    with averager, averager.record(directory / "a") as run:
         for step, inputs in enumerate(run.batches([torch.randn(BATCH, 8)] * STEPS)):
-            train(model, optimizer, [inputs], run)
+            train(model, averager, [inputs], run)
             for _ in range(step % 3):
-                with optimizer.averaged():
+                with averager.averaged():
                     pass
     records = metrics(directory / "a", comm.rank)
     assert [(each["step"], each["version"]) for each in records] == [(t, t) for t in range(STEPS)]
 
 
 def test_notes_are_numbers(comm, directory):
-    model, optimizer = make(comm)
-    with optimizer, optimizer.record(directory / "a") as run:
+    model, averager = make(comm)
+    with averager, averager.record(directory / "a") as run:
         run.note(
             loss=model(torch.ones(4, 8)).square().mean(), step=7, samples=3, shift=np.float32(2)
         )
-        train(model, optimizer, [torch.ones(4, 8)])
+        train(model, averager, [torch.ones(4, 8)])
         with pytest.raises((TypeError, ValueError)):
             run.note(loss="small")
     (record,) = metrics(directory / "a", comm.rank)
@@ -147,15 +148,15 @@ def test_notes_are_numbers(comm, directory):
 
 
 def test_steps_are_recorded_in_several_blocks_one_after_another(comm, directory):
-    model, optimizer = make(comm)
-    with optimizer:
+    model, averager = make(comm)
+    with averager:
         for name in ("a", "b"):
-            with optimizer.record(directory / name) as run:
-                train(model, optimizer, run.batches([torch.randn(BATCH, 8)] * STEPS), steps=4)
+            with averager.record(directory / name) as run:
+                train(model, averager, run.batches([torch.randn(BATCH, 8)] * STEPS), steps=4)
                 with pytest.raises(RuntimeError, match=f"recorded in .*{name} already$"):
-                    optimizer.record(directory / "c")
+                    averager.record(directory / "c")
             assert len(metrics(run.directory, comm.rank)) == 4
-            optimizer.synchronize()
+            averager.synchronize()
     if comm.rank == 0:
         for name in ("a", "b"):
             summary = json.loads((directory / name / "summary.json").read_text())
@@ -164,16 +165,17 @@ def test_steps_are_recorded_in_several_blocks_one_after_another(comm, directory)
 
 
 def test_a_directory_that_exists_is_an_error_on_all_ranks(comm, directory):
-    _, optimizer = make(comm)
-    with optimizer:
+    _, averager = make(comm)
+    with averager:
         with pytest.raises(FileExistsError, match="cannot make .*: File exists$"):
-            optimizer.record(directory).__enter__()
-        optimizer.step()
+            averager.record(directory).__enter__()
+        averager.step()
     assert not list(directory.glob("*.json*"))
 
 
 def test_a_closure_s_loss_is_recorded(comm, directory):
-    model, optimizer = make(comm)
+    model, averager = make(comm)
+    (optimizer,) = averager.optimizers.given
 
     def closure():
         optimizer.zero_grad()
@@ -181,7 +183,7 @@ def test_a_closure_s_loss_is_recorded(comm, directory):
         loss.backward()
         return loss
 
-    with optimizer, optimizer.record(directory / "a"):
+    with averager, averager.record(directory / "a"):
         losses = [optimizer.step(closure).item() for _ in range(3)]
     assert [each["loss"] for each in metrics(directory / "a", comm.rank)] == losses
 
@@ -199,9 +201,9 @@ class WithState(torch.nn.Linear):
 def test_a_state_that_is_no_tensor_is_left_as_it_is(comm, directory):
     """In records, and in the averages of copies that are evaluated."""
     model = WithState(8, 1)
-    optimizer = optim.WAGMA(torch.optim.SGD(model.parameters(), lr=0.05), model, comm=comm)
-    with optimizer, optimizer.record(directory / "mine"):
-        optimizer.step()
+    averager = optim.WAGMA(model, comm=comm)
+    with averager, averager.record(directory / "mine"):
+        averager.step()
     settings = json.loads((directory / "mine" / "config.json").read_text())
     assert settings["model_bytes"] == 4 * 9
     mean = mean_over_ranks(copy_of(model), comm)
@@ -211,23 +213,23 @@ def test_a_state_that_is_no_tensor_is_left_as_it_is(comm, directory):
 
 @pytest.mark.ranks(3)
 def test_whatever_one_rank_cannot_record_is_raised_on_all(comm, directory, monkeypatch):
-    _, optimizer = make(comm)
+    _, averager = make(comm)
     if comm.rank == 0:
         monkeypatch.setattr("wagma.recording.versions", lambda: {}["a version"])
-    with optimizer, pytest.raises(KeyError, match="a version"), optimizer.record(directory / "a"):
+    with averager, pytest.raises(KeyError, match="a version"), averager.record(directory / "a"):
         pass
 
 
 @pytest.mark.ranks(3)
 def test_nobody_waits_in_record_for_a_rank_that_has_failed(comm, directory):
-    _, optimizer = make(comm)
+    _, averager = make(comm)
     if comm.rank == 1:
-        optimizer.collective.fail(OSError("the data are gone"))
+        averager.collective.fail(OSError("the data are gone"))
     else:
         with (
             pytest.raises(RankFailedError, match="data are gone"),
-            optimizer.record(directory / "a"),
+            averager.record(directory / "a"),
         ):
             pytest.fail("it has begun")
-    optimizer.close()
+    averager.close()
     assert not (directory / "a").exists()

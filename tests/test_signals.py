@@ -73,7 +73,8 @@ def test_a_signal_does_not_end_a_pause_that_waits_for_the_disk(signals):
     pauses = SimpleNamespace(
         wish=Said.SAVE, said_by_all=lambda mine: Said.SAVE, meet=lambda: Said.STOP, saved=saved
     )
-    trainer = SimpleNamespace(optimizer=SimpleNamespace(_carried_out=save), steps=lambda: [])
+    averager = SimpleNamespace(_recovery=SimpleNamespace(carried_out=save))
+    trainer = SimpleNamespace(averager=averager, steps=lambda: [])
     its = SimpleNamespace(signals=signals, pauses=pauses, trainer=trainer)
     with signals.raising_after(lambda: 600.0, lambda: math.inf):
         assert list(Continuing.steps(its, metrics=None)) == []

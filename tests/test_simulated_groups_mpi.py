@@ -90,17 +90,19 @@ def trained(comm, name):
     kind, settings = METHODS[name]
     model = make_model(comm.rank)
     weighed = kind in (optim.WAGMA, optim.LocalSGD)
-    with kind(momentum_sgd(model.parameters()), model, comm=comm, **settings) as optimizer:
+    optimizer = momentum_sgd(model.parameters())
+    with kind(model, optimizer, comm=comm, **settings) as averager:
         for step in range(STEPS):
             compute(comm)
             backward(model, comm.rank, step)
-            optimizer.step(**({"weight": 1 + (comm.rank + step) % 3 / 2} if weighed else {}))
+            averager.weight = 1 + (comm.rank + step) % 3 / 2 if weighed else 1
+            optimizer.step()
             yield list(model.state_dict().values())
             if step % 7 == 6:
-                with optimizer.averaged():
+                with averager.averaged():
                     yield list(model.state_dict().values())
-        yield optimizer.result
-        optimizer.synchronize()
+        yield averager.result
+        averager.synchronize()
         yield list(model.state_dict().values())
 
 
@@ -119,7 +121,7 @@ def called(comm, kind, size, **options):
             yield collective(vector, **weight), vector
             if not np.isfinite(vector[1][t]):
                 vector[1][t] = t
-        yield collective.statistics().nonfinite
+        yield collective.statistics().left_out
         collective.average(vector)
         yield vector
 

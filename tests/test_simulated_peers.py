@@ -328,7 +328,7 @@ def test_a_change_that_is_not_finite_is_left_out():
                 comm.ranks.compute(comm.rank)
                 vector += np.nan if comm.rank == t + 1 else 4
                 server(vector)
-            return vector, server.statistics().nonfinite
+            return vector, server.statistics().left_out
 
     played = play(function, uneven(3, 4))
     assert [nonfinite for _, nonfinite in played] == [0, 1, 1, 1]

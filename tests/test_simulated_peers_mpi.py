@@ -27,17 +27,18 @@ def trained(comm, name):
     """Train; yield the model after each step, some averages, and the last step's result."""
     kind, settings = METHODS[name]
     model = make_model(comm.rank)
-    with kind(momentum_sgd(model.parameters()), model, comm=comm, **settings) as optimizer:
+    optimizer = momentum_sgd(model.parameters())
+    with kind(model, optimizer, comm=comm, **settings) as averager:
         for step in range(STEPS):
             compute(comm)
             backward(model, comm.rank, step)
             optimizer.step()
             yield list(model.state_dict().values())
             if step % 7 == 6:
-                with optimizer.averaged():
+                with averager.averaged():
                     yield list(model.state_dict().values())
-        yield optimizer.result
-        optimizer.synchronize()
+        yield averager.result
+        averager.synchronize()
         yield list(model.state_dict().values())
 
 
@@ -53,7 +54,7 @@ def called(comm, kind):
             if t % 6 == comm.rank:
                 vector[1][t] = np.nan
             yield peers(vector), vector
-        yield peers.statistics().nonfinite, peers.native.mailbox.bytes_sent
+        yield peers.statistics().left_out, peers.native.mailbox.bytes_sent
         peers.average(vector)
         yield vector
 

@@ -34,7 +34,7 @@ def train(label, comm):
     trainer = Trainer(settings(label, STEPS), digits_task(), comm)
     losses = [record["loss"] for record in trainer.steps()]
     state, _ = evaluate(trainer)
-    trainer.optimizer.close()
+    trainer.averager.close()
     return comm.allgather(losses), state
 
 
@@ -63,7 +63,7 @@ def record(label, comm, run):
     state, _ = evaluate(trainer)
     if comm.rank == 0:
         write_json(run / "config.json", {**recorded(own), "ranks": comm.size})
-    trainer.optimizer.close()
+    trainer.averager.close()
     return comm.allgather(losses), state
 
 

@@ -1109,7 +1109,7 @@ class Ring(Method):
 def test_a_method_can_be_written_in_python(monkeypatch):
     simulated = f"{__name__}.Ring"
     monkeypatch.setitem(
-        METHODS, "ring", Declared("ring", "gossip", optimizer="", simulated=simulated)
+        METHODS, "ring", Declared("ring", "gossip", averager="", simulated=simulated)
     )
     result = simulate("ring", uneven(10, 4), MACHINES["aries"], Settings(1 << 20))
     assert result.messages == 40

@@ -233,4 +233,4 @@ def test_a_change_is_left_out_if_a_stopped_rank_may_still_write_to_its_base(comm
             average(mine)
             np.testing.assert_array_equal(mine, mean)
             mine += 4
-        assert average.statistics().nonfinite == (comm.rank == 0)
+        assert average.statistics().left_out == (comm.rank == 0)

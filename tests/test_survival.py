@@ -43,35 +43,39 @@ def model(seed=0):
 
 
 def make(name, comm=comm, **options):
-    "Return a model, its optimizer, and the list of what the rank is told."
+    "Return a model, its averager, and the list of what the rank is told."
     mine, told = model(), []
-    local = torch.optim.SGD(mine.parameters(), lr=0.01, momentum=0.9)
-    return mine, getattr(optim, name)(local, mine, comm=comm, survive=told.append, **options), told
+    sgd = torch.optim.SGD(mine.parameters(), lr=0.01, momentum=0.9)
+    return mine, getattr(optim, name)(mine, sgd, comm=comm, survive=told.append, **options), told
 
 
-def train(mine, optimizer, told, living):
+def step_of(mine, averager, worth=1.0):
+    (optimizer,) = averager.optimizers.given
+    optimizer.zero_grad()
+    (mine(torch.randn(8, 64)).square().mean() * worth).backward()
+    optimizer.step()
+
+
+def train(mine, averager, told, living):
     "Make steps until so many ranks are left, and ten more; return how many."
     made = 0
-    while optimizer.comm.size > living or made < told[-1].version + 10:
-        inputs = torch.randn(8, 64)
-        optimizer.zero_grad()
-        mine(inputs).square().mean().backward()
-        optimizer.step()
+    while averager.comm.size > living or made < told[-1].version + 10:
+        step_of(mine, averager)
         made += 1
         if made % 7 == 0:
-            with optimizer.averaged():
+            with averager.averaged():
                 pass
     return made
 
 
-def checked(mine, optimizer, made):
+def checked(mine, averager, made):
     "Check what holds for all that are left, and close."
-    optimizer.synchronize()
+    averager.synchronize()
     values = torch.cat([each.detach().flatten() for each in mine.parameters()])
     assert values.isfinite().all()
-    everyone = optimizer.comm.allgather((values.tolist(), made))
+    everyone = averager.comm.allgather((values.tolist(), made))
     assert all(each == everyone[0] for each in everyone)
-    optimizer.close()
+    averager.close()
 """
 
 
@@ -98,14 +102,14 @@ def test_others_go_on_until_one_is_left_whatever_the_method(job, seed):
         ]
         group = comm
         for (name, options), victim, seconds in zip(trainings, order, after):
-            mine, optimizer, told = make(name, group, **options)
+            mine, averager, told = make(name, group, **options)
             if me == victim:
                 threading.Timer(seconds, die).start()
-            made = train(mine, optimizer, told, group.size - 1)
+            made = train(mine, averager, told, group.size - 1)
             assert len(told) == 1 and len(told[0].dead) == 1, told
             assert told[0].counted == (() if name == "Allreduce" else told[0].dead), told
-            checked(mine, optimizer, made)
-            group = optimizer.comm
+            checked(mine, averager, made)
+            group = averager.comm
         print("went on", group.size, told[0], flush=True)
         """,
     )
@@ -117,20 +121,20 @@ def test_others_go_on_until_one_is_left_whatever_the_method(job, seed):
 def test_two_die_at_once_and_one_more_during_the_recovery(job, transport):
     result = job(
         """
-        from wagma.optim import averaging
+        from wagma.optim import recovery
 
         def dying(*arguments):
             die()
 
         if me == 3:
-            averaging.average = dying
-        mine, optimizer, told = make("WAGMA", group_size=4)
+            recovery.average = dying
+        mine, averager, told = make("WAGMA", group_size=4)
         if me in (0, 1):
             threading.Timer(0.2, die).start()
-        made = train(mine, optimizer, told, 2)
-        checked(mine, optimizer, made)
+        made = train(mine, averager, told, 2)
+        checked(mine, averager, made)
         dead = [each for recovery in told for each in recovery.dead]
-        print("went on", optimizer.comm.size, len(dead), flush=True)
+        print("went on", averager.comm.size, len(dead), flush=True)
         """,
         ranks=5,
         env={"WAGMA_TRANSPORT": transport},
@@ -142,16 +146,14 @@ def test_ranks_that_have_joined_go_on_as_well(job):
     """Rank 0 has no more steps to make when rank 1 dies; ranks 2 and 3 have."""
     result = job(
         """
-        mine, optimizer, told = make("WAGMA")
-        with optimizer.join():
+        mine, averager, told = make("WAGMA")
+        with averager.join():
             for step in range(30 * me):
                 if (me, step) == (1, 20):
                     die()
-                optimizer.zero_grad()
-                mine(torch.randn(8, 64)).square().mean().backward()
-                optimizer.step()
-        checked(mine, optimizer, optimizer.collective.version)
-        print("went on", optimizer.comm.size, told[0].dead, flush=True)
+                step_of(mine, averager)
+        checked(mine, averager, averager.collective.version)
+        print("went on", averager.comm.size, told[0].dead, flush=True)
         """,
     )
     assert result.check().stdout.count("went on 3 (1,)") == 3
@@ -167,8 +169,8 @@ def test_the_last_model_of_a_dead_rank_counts_once_and_then_no_more(job, again):
         """
         mine = torch.nn.Linear(3, 1, bias=False)
         told = []
-        optimizer = optim.LocalSGD(
-            torch.optim.SGD(mine.parameters(), lr=0), mine, sync_period=10**6, survive=told.append)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0)
+        averager = optim.LocalSGD(mine, optimizer, sync_period=10**6, survive=told.append)
 
         def step_with(value):
             mine.weight.data.fill_(value)
@@ -177,14 +179,14 @@ def test_the_last_model_of_a_dead_rank_counts_once_and_then_no_more(job, again):
 
         step_with(2.0**me)  # published, and not averaged
         if again and me == 1:
-            build = optimizer._build_again
+            build = averager._recovery._build_again
 
             def failing(*arguments):
-                optimizer._build_again = build
+                averager._recovery._build_again = build
                 build(*arguments)
                 raise RankDiedError("not yet")
 
-            optimizer._build_again = failing
+            averager._recovery._build_again = failing
         MPI.COMM_WORLD.Barrier()
         if me == 2:
             die()
@@ -195,9 +197,9 @@ def test_the_last_model_of_a_dead_rank_counts_once_and_then_no_more(job, again):
         for _ in range(told[0].behind):
             optimizer.step()
         step_with(float(me))
-        optimizer.synchronize()
+        averager.synchronize()
         assert mine.weight.allclose(torch.tensor(4 / 3)), mine.weight  # of ranks 0, 1 and 3
-        optimizer.close()
+        averager.close()
         print(told[0].lost, flush=True)
         """,
     )
@@ -217,21 +219,18 @@ def test_a_step_without_finite_gradients_in_which_a_rank_dies_spoils_nothing(job
     """Rank 1 dies when it has published what it made of them; rank 2 goes on from the others'."""
     result = job(
         f"""
-        mine, optimizer, told = make({name!r}, **{options!r})
+        mine, averager, told = make({name!r}, **{options!r})
         """
         """
-        survival = optimizer._survival
+        survival = averager._recovery.state
         for step in range(40):
-            optimizer.zero_grad()
-            loss = mine(torch.randn(8, 64)).square().mean()
-            (loss * float("nan") if step == 8 and me in (1, 2) else loss).backward()
             if (me, step) == (1, 8):
                 publish = survival.publish
                 survival.publish = lambda memory: (publish(memory), die())
-            optimizer.step()
+            step_of(mine, averager, float("nan") if step == 8 and me in (1, 2) else 1.0)
         assert (told[0].dead, told[0].counted) == ((1,), ()), told
-        checked(mine, optimizer, 40)
-        print("went on", optimizer.comm.size, flush=True)
+        checked(mine, averager, 40)
+        print("went on", averager.comm.size, flush=True)
         """,
     )
     assert result.check().stdout.count("went on 3") == 3
@@ -240,17 +239,15 @@ def test_a_step_without_finite_gradients_in_which_a_rank_dies_spoils_nothing(job
 def test_ranks_at_their_own_pace_go_on_as_well(job):
     result = job(
         """
-        mine, optimizer, told = make("WAGMA", pace="own", sync_period=4)
-        with optimizer.join():
+        mine, averager, told = make("WAGMA", pace="own", sync_period=4)
+        with averager.join():
             for step in range(40 + 20 * me):
                 if (me, step) == (2, 30):
                     die()
-                optimizer.zero_grad()
-                mine(torch.randn(8, 64)).square().mean().backward()
-                optimizer.step()
+                step_of(mine, averager)
         assert told[0].dead == (2,) and told[0].behind == 0, told
-        checked(mine, optimizer, None)
-        print("went on", optimizer.comm.size, flush=True)
+        checked(mine, averager, None)
+        print("went on", averager.comm.size, flush=True)
         """,
     )
     assert result.check().stdout.count("went on 3") == 3
@@ -263,22 +260,20 @@ def test_checkpoints_are_saved_by_those_that_are_left(job, tmp_path):
         directory = {str(tmp_path)!r}
         """
         """
-        mine, optimizer, told = make("WAGMA")
-        saver = checkpoint.Saver(directory, optimizer, keep=9)
-        dies_at = {3: (2, optimizer, "_settle"), 2: (4, saver, "_make_directory"),
+        mine, averager, told = make("WAGMA")
+        saver = checkpoint.Saver(directory, averager, keep=9)
+        dies_at = {3: (2, averager, "_settle"), 2: (4, saver, "_make_directory"),
                    0: (6, saving, "save_file")}
         for number in range(1, 9):
             for _ in range(5):
-                optimizer.zero_grad()
-                mine(torch.randn(8, 64)).square().mean().backward()
-                optimizer.step()
+                step_of(mine, averager)
             save, owner, name = dies_at.get(me, (0, None, None))
             if number == save:
                 setattr(owner, name, lambda *arguments, **options: die())
             saver.begin(step=5 * number, number=number)
         assert saver.finish().name == "000007-step-40"
         assert [each.dead for each in told] == [(3,), (2,), (0,)], told
-        optimizer.close()
+        averager.close()
         print("saved", flush=True)
         """,
     )
@@ -300,22 +295,22 @@ def test_a_rank_that_dies_before_its_first_step_counts_by_what_it_has_loaded(job
         name, directory = {name!r}, {str(tmp_path)!r}
         """
         """
-        mine, optimizer, told = make(name)
+        mine, averager, told = make(name)
         with torch.no_grad():
             for parameter in mine.parameters():
                 parameter.fill_(3)  # far from what a new model has
-        checkpoint.save(directory, optimizer)
-        optimizer.close()
-        mine, optimizer, told = make(name)
-        checkpoint.load(directory, optimizer)
+        checkpoint.save(directory, averager)
+        averager.close()
+        mine, averager, told = make(name)
+        checkpoint.load(directory, averager)
         MPI.COMM_WORLD.Barrier()
         if me == 1:
             die()
-        optimizer.synchronize()
+        averager.synchronize()
         assert (told[0].dead, told[0].counted) == ((1,), (1,)), told
         assert all(each.allclose(torch.tensor(3.0)) for each in mine.parameters())
-        optimizer.close()
-        print("went on", optimizer.comm.size, flush=True)
+        averager.close()
+        print("went on", averager.comm.size, flush=True)
         """,
         ranks=3,
     )
@@ -408,14 +403,14 @@ def test_those_that_are_left_end_by_themselves_right_after_a_death(job, noticed)
 
         left_out = ctypes.c_bool.in_dll(ctypes.CDLL(MPI.__file__), "ompi_async_mpi_finalize")
         assert not left_out.value
-        mine, optimizer, told = make("WAGMA")
+        mine, averager, told = make("WAGMA")
         assert left_out.value
         if not noticed:
-            optimizer.close()
+            averager.close()
         if me == 1:
             die()
         if noticed:
-            checked(mine, optimizer, train(mine, optimizer, told, 3))
+            checked(mine, averager, train(mine, averager, told, 3))
         sys.exit(5 * (me == 2))
         """,
     )
@@ -426,12 +421,11 @@ def test_without_survive_the_job_ends_with_the_reason(job):
     result = job(
         """
         mine = model()
-        local = torch.optim.SGD(mine.parameters(), lr=0.01)
-        with optim.WAGMA(local, mine) as optimizer:
+        with optim.WAGMA(mine) as averager:
             for step in range(10**6):
                 if (me, step) == (1, 20):
                     die()
-                optimizer.step()
+                averager.step()
         """,
         ranks=3,
     )
@@ -445,10 +439,8 @@ def test_methods_that_need_every_rank_say_so(job):
         """
         solo = {"trigger": "solo"}
         for name, options in (("PartialReduce", {}), ("DPSGD", {}), ("LocalSGD", solo)):
-            mine = model()
-            local = torch.optim.SGD(mine.parameters(), lr=0.01)
             try:
-                getattr(optim, name)(local, mine, survive=True, **options)
+                getattr(optim, name)(model(), survive=True, **options)
             except ValueError as error:
                 print(error, flush=True)
         """,

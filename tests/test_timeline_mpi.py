@@ -1,4 +1,4 @@
-"""The timelines of several ranks: recorded around a collective or an optimizer, and merged."""
+"""The timelines of several ranks: recorded around a collective or an averager, and merged."""
 
 import time
 from collections import Counter
@@ -160,16 +160,17 @@ def test_other_collectives_record_calls_and_compare_clocks(comm, directory, kind
 
 @pytest.mark.transports("messages")
 @pytest.mark.parametrize("closes", [False, True])
-def test_an_optimizer_records_its_steps_until_it_is_closed(comm, directory, closes):
+def test_an_averager_records_its_steps_until_it_is_closed(comm, directory, closes):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
-    optimizer = WAGMA(torch.optim.SGD(model.parameters(), lr=0.1), model, comm=comm)
-    with nullcontext() if closes else optimizer, optimizer.timeline(directory):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    averager = WAGMA(model, optimizer, comm=comm)
+    with nullcontext() if closes else averager, averager.timeline(directory):
         for _ in range(3):
             model(torch.ones(3)).backward()
             optimizer.step()
         if closes:
-            optimizer.close()
+            averager.close()
     found = put_together(comm, directory)
     if found is not None:
         for number, rank in found.ranks.items():

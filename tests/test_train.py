@@ -25,7 +25,16 @@ from wagma import data, imbalance, progress
 from wagma import train as train_module
 from wagma.commands.simulate import SIMULATED
 from wagma.methods import METHODS
-from wagma.runs import POINTS, Curve, JsonLines, Tally, last_recorded, summarize, write_json
+from wagma.runs import (
+    POINTS,
+    Curve,
+    JsonLines,
+    Tally,
+    last_recorded,
+    notes,
+    summarize,
+    write_json,
+)
 from wagma.stopwatch import Stopwatch, Thread, Used
 from wagma.tasks.digits import small_cnn
 from wagma.train import log_end, lost, outcome_in_words
@@ -123,7 +132,7 @@ def test_a_rank_s_time_is_shared_out_without_a_rest():
 def test_waiting_before_and_after_the_local_step_is_averaging():
     parameter = torch.nn.Parameter(torch.zeros(1))
     sgd = torch.optim.SGD([parameter], lr=1.0)
-    stopwatch = Stopwatch(sgd)
+    stopwatch = Stopwatch([sgd], CPU)
     sgd.register_step_pre_hook(lambda *_: time.sleep(0.03))
     for seconds, counted in ((0.04, stopwatch.computed), (0.02, stopwatch.delayed)):
         time.sleep(seconds)
@@ -146,7 +155,7 @@ def test_the_parts_of_a_rank_s_own_work_are_told_with_what_the_thread_has_used()
             return Used(0.5 * count, 0.25 * count)
 
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    stopwatch = Stopwatch(sgd, lambda: next(times), Counting(CPU))
+    stopwatch = Stopwatch([sgd], CPU, lambda: next(times), Counting(CPU))
     stopwatch.loaded()
     stopwatch.computed()
     stopwatch.delayed()
@@ -154,6 +163,18 @@ def test_the_parts_of_a_rank_s_own_work_are_told_with_what_the_thread_has_used()
     assert (stopwatch.data, stopwatch.optimizer) == (1.0, 16.0)
     assert (stopwatch.compute, stopwatch.delay, stopwatch.average) == (1.0 + 2.0 + 16.0, 4.0, 8.0)
     assert (stopwatch.cpu, stopwatch.queued) == (3 * 0.5, 3 * 0.25)
+
+
+def test_ranks_whose_losses_or_updates_are_not_finite_are_named():
+    one = record(elapsed_s=1.0)
+    lost, fine = tally_of([one | {"loss": math.nan}]), tally_of([one])
+    lost.add_averaging(STATISTICS._replace(left_out=1200))
+    assert list(notes(summarize([fine, lost], no_bound))) == [
+        "no loss of rank 1 was finite",
+        "left out of averages, as not finite: 1,200 of rank 1",
+    ]
+    assert not any("loss" in note for note in notes(summarize([lost, lost], no_bound)))  # unknown
+    assert not list(notes(summarize([fine, fine], no_bound)))
 
 
 def test_the_collectives_counts_are_put_together():
@@ -546,7 +567,8 @@ def test_overlapped_training_learns_and_records_every_step_with_its_own_average(
         assert 0 < seconds["waiting"] + seconds["communicating"] <= averaging
         own = sum(one["compute_s"] + one["delay_s"] for one in records) + averaging
         assert 0.5 * records[-1]["elapsed_s"] < own < 1.001 * records[-1]["elapsed_s"]
-    assert "late: conserving, weights: given, overlap: True" in (run / "rank-0000.log").read_text()
+    told = "late: conserving, weights: given, contraction: 0.9, overlap: True"
+    assert told in (run / "rank-0000.log").read_text()
 
 
 @pytest.mark.launch

@@ -338,7 +338,7 @@ def test_a_change_that_would_overflow_is_dropped_and_counted(comm, dtype):
                 mine[1] = 0.8 * largest
             result = average(mine)
             assert not result.timely
-        assert average.statistics().nonfinite == (comm.rank == 1)
+        assert average.statistics().left_out == (comm.rank == 1)
         # Nobody has changed anything, so all have the mean, and it stays the mean.
         assert_equal_everywhere(comm, mine)
         before = mine.copy()
@@ -388,7 +388,7 @@ def test_without_any_weight_a_group_keeps_its_lists_and_all_ranks_average(comm, 
             assert bytes_of(mine) == kept
         average.average(mine)
         assert bytes_of(mine) == kept
-        assert average.statistics().nonfinite == (0 if bad == "weight 0" else 8)
+        assert average.statistics().left_out == (0 if bad == "weight 0" else 8)
 
 
 @pytest.mark.ranks(4)
@@ -472,4 +472,4 @@ def test_one_value_in_one_array_leaves_the_whole_list_out(comm, value, synchrono
                 for array in mine:
                     np.testing.assert_allclose(array.astype(float), 2.0, rtol=1e-2)
                 assert_equal_everywhere(comm, mine)
-            assert average.statistics().nonfinite == (i + 1) * (comm.rank == 0)
+            assert average.statistics().left_out == (i + 1) * (comm.rank == 0)

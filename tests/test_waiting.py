@@ -76,7 +76,7 @@ def test_a_vector_that_is_not_finite_contributes_nothing(comm, late, length, syn
             result = average(mine)
             assert (result.weight, result.timely) == (comm.size - 1, comm.rank > 0)
             np.testing.assert_allclose(mine, comm.size / 2)
-            assert average.statistics().nonfinite == (count if comm.rank == 0 else 0)
+            assert average.statistics().left_out == (count if comm.rank == 0 else 0)
         mine += comm.rank
         result = average(mine)
         assert (result.weight, result.timely) == (comm.size, True)

@@ -400,7 +400,7 @@ def test_calls_are_interrupted_at_any_moment(comm, options, make):
                 time.sleep(random.uniform(0, 2e-3))
                 assert (x == kept).all()
         average.synchronize(x)
-        unknown = comm.allreduce(average.statistics().nonfinite)
+        unknown = comm.allreduce(average.statistics().left_out)
         assert len(set(comm.allgather(bytes_of(x)))) == 1
         if not unknown:
             assert np.allclose(x, 40 * 16 * (comm.size + 1) / 2, rtol=1e-12, atol=0)

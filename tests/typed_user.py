@@ -20,9 +20,9 @@ from collectives.result import Result
 from collectives.typing import DeviceArray, Vector
 from wagma import simulation
 from wagma.methods.method import Method, Option
-from wagma.optim import WAGMA
-from wagma.optim.averaging import Averaging
-from wagma.optim.interfaces import AveragingOptimizer, Collective
+from wagma.optim import WAGMA, interfaces
+from wagma.optim.averager import Averager
+from wagma.optim.interfaces import Collective
 from wagma.wpsgd import beats_fastest, rates
 
 Array = npt.NDArray[np.float32]
@@ -98,28 +98,29 @@ def train(
 ) -> dict[str, Any]:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of = torch.nn.MSELoss()
-    with WAGMA(sgd, model, sync_period=10, overlap=True) as optimizer:
-        assert_type(optimizer, WAGMA)
+    with WAGMA(model, sgd, sync_period=10, overlap=True) as averager:
+        assert_type(averager, WAGMA)
         schedule = torch.optim.lr_scheduler.StepLR(sgd, 100)
-        with optimizer.join():
+        with averager.join():
             for inputs, targets in batches:
-                optimizer.zero_grad()
+                sgd.zero_grad()
                 loss_of(model(inputs), targets).backward()
-                optimizer.step(weight=len(inputs))
+                averager.weight = len(inputs)
+                sgd.step()
                 schedule.step()
-        with optimizer.averaged():
+        with averager.averaged():
             print(loss_of(model(batches[0][0]), batches[0][1]).item())
-        print(settings(optimizer), synchronized(optimizer))
-        return optimizer.state_dict()
+        print(settings(averager), synchronized(averager))
+        return averager.state_dict()
 
 
-def synchronized(optimizer: Averaging) -> bool:
-    optimizer.synchronize()
-    return optimizer.closed
+def synchronized(averager: Averager) -> bool:
+    averager.synchronize()
+    return averager.closed
 
 
-def settings(optimizer: AveragingOptimizer) -> dict[str, Any]:
-    return optimizer.settings
+def settings(averager: interfaces.Averager) -> dict[str, Any]:
+    return averager.settings
 
 
 def averages(collective: Collective) -> int:
@@ -136,7 +137,7 @@ def predict(steps: npt.NDArray[np.float64]) -> float:
 
 def own_method() -> Method:
     option = Option("pairs", "how many", 1, convert=int)
-    return Method("mine", "models", optimizer="m.O", simulated="m.s", options=(option,))
+    return Method("mine", "models", averager="m.A", simulated="m.s", options=(option,))
 
 
 def mistakes(comm: MPI.Intracomm, x: Array, model: torch.nn.Module) -> None:
@@ -144,7 +145,7 @@ def mistakes(comm: MPI.Intracomm, x: Array, model: torch.nn.Module) -> None:
     GroupAllreduce(comm, "x")  # type: ignore[arg-type]
     GroupAllreduce(comm, x)(x, weight="1")  # type: ignore[arg-type]
     GroupAllreduce(comm, x).syncronize(x)  # type: ignore[attr-defined]
-    WAGMA(model.parameters(), model)  # type: ignore[arg-type]
+    WAGMA(model.parameters())  # type: ignore[arg-type]
     topology.groups("8", 2, 0)  # type: ignore[arg-type]
     collectives.join((x, x))  # type: ignore[arg-type]
     GroupAllreduce(comm, x).synchronize(x, strem=None)  # type: ignore[call-arg]

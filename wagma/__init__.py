@@ -1,6 +1,7 @@
 """WAGMA-SGD for PyTorch, on wait-avoiding collectives over MPI.
 
-``wagma.WAGMA`` wraps any torch optimizer; the command ``wagma`` trains, compares and simulates.
+``wagma.WAGMA`` averages a model beside the torch optimizers that train it; the command ``wagma``
+trains, compares and simulates.
 Importing the package loads neither torch nor MPI; its attributes load them on first use.
 """
 

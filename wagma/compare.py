@@ -30,6 +30,8 @@ PER_RANK = (
     "seconds_of_rank",
     "bytes_sent_of_rank",
     "steps_of_rank",
+    "not_finite_of_rank",
+    "without_loss",
 )
 WARM_UP = 2  # steps
 
@@ -104,7 +106,7 @@ def try_to_make(choice: Choice, settings: argparse.Namespace, comm: MPI.Comm) ->
     model = torch.nn.Linear(1, 1, device=settings.device)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
-        choice.method.make(sgd, model, comm, choice.options, settings.seed).close()
+        choice.method.make(model, sgd, comm, choice.options, settings.seed).close()
     except (TypeError, ValueError) as error:
         raise UsageError(f"argument --algorithms: {choice.label}: {error}") from error
 
@@ -120,7 +122,7 @@ def warm_up(settings: argparse.Namespace, task: contract.Task, comm: MPI.Comm) -
     trainer = Trainer(argparse.Namespace(**vars(settings) | length), task, comm)
     for _ in trainer.steps():
         pass
-    trainer.optimizer.close()
+    trainer.averager.close()
     return contract.Prepared(trainer.model, trainer.batches, trainer.test)
 
 

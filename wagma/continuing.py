@@ -26,7 +26,6 @@ from wagma.checkpoint.state import Unchanging
 from wagma.commands.checkpoints import LATEST
 from wagma.evaluation import Kept
 from wagma.job import FAILED, Signals, UsageError, complain, from_rank_0, together
-from wagma.methods.shared import TRANSPORT
 from wagma.pauses import Pauses, PausesOfSurvivors, Said, common_period
 from wagma.runs import JsonLines, Tally, in_json, job_numbers, metrics_file, metrics_files
 from wagma.tasks import kinds
@@ -46,7 +45,8 @@ SETTINGS = (
     *("batch_size", "accumulate", "optimizer", "lr", "momentum", "weight_decay", "clip_norm"),
     *("evaluate_every", "evaluate_every_seconds"),
 )
-COUNTED = "waiting_s", "communicating_s", "bytes_sent", "staleness"  # in a tally, by a collective
+# In a tally, by a collective.
+COUNTED = "waiting_s", "communicating_s", "bytes_sent", "left_out", "staleness"
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def check_engines(trainer: Trainer, comm: MPI.Intracomm) -> None:
     Raises:
         UsageError: there are some.
     """
-    engines = comm.allgather(getattr(trainer.optimizer.collective, "engine", None))
+    engines = comm.allgather(getattr(trainer.averager.collective, "engine", None))
     if "none" in engines and common_period(trainer) is None:
         raise UsageError(
             f"checkpoints of {trainer.settings.algorithm.label} need progress threads, as ranks "
@@ -92,12 +92,12 @@ def check_engines(trainer: Trainer, comm: MPI.Intracomm) -> None:
 
 def compared(trainer: Trainer) -> dict[str, Any]:
     """Return by name what must be the same to continue, as JSON has it."""
-    # What an optimizer resolves itself is taken from it. None stands for a default, as in
+    # What an averager resolves itself is taken from it. None stands for a default, as in
     # checkpoints in which an option is missing.
     options = {
         option.name: None if (value := trainer.options[option.name]) == option.default else value
         for option in trainer.method.options
-        if option.name != TRANSPORT.name
+        if option.name != "transport"
     }
     settings = {name: getattr(trainer.settings, name, None) for name in SETTINGS}
     same: dict[str, Any] = json.loads(in_json(options | settings))
@@ -173,7 +173,7 @@ class Continuing:
         trainer.recovered = self._claim_again
         self.saver = checkpoint.Saver(
             run / FOLDER,
-            trainer.optimizer,
+            trainer.averager,
             keep=settings.checkpoint_keep,
             settings=compared(trainer),
         )
@@ -185,7 +185,7 @@ class Continuing:
     @property
     def comm(self) -> MPI.Intracomm:
         """The ranks that train together."""
-        comm: MPI.Intracomm = self.trainer.optimizer.comm
+        comm: MPI.Intracomm = self.trainer.averager.comm
         return comm
 
     def _try_to_write(self) -> None:
@@ -218,7 +218,7 @@ class Continuing:
         began, trainer = time.monotonic(), self.trainer
         try:
             found = checkpoint.load(
-                self.saver.directory, trainer.optimizer, settings=self.saver.settings
+                self.saver.directory, trainer.averager, settings=self.saver.settings
             )
         except checkpoint.CheckpointError as error:
             raise UsageError(f"cannot resume: {error}") from error
@@ -353,7 +353,7 @@ class Continuing:
         Args:
             metrics: the file to which the records are written.
         """
-        optimizer = self.trainer.optimizer
+        recovery = self.trainer.averager._recovery
         # What has come while the job was set up stops it at once.
         why = self.pauses.said_by_all(self.pauses.wish & Said.STOP)
         while True:
@@ -364,7 +364,7 @@ class Continuing:
             if ends:
                 self.signals.stopped()
             with self.signals.held():
-                optimizer._carried_out(lambda ends=ends: self._save_what_is_new(metrics, ends))
+                recovery.carried_out(lambda ends=ends: self._save_what_is_new(metrics, ends))
             self.pauses.saved()
             if ends:
                 self.complete, self.stopped = True, bool(why)

@@ -81,7 +81,7 @@ def evaluate(trainer: Trainer) -> tuple[State, contract.Means]:
 
     The ranks' results are combined later, once all have some: a signal may arrive in between.
     """
-    with trainer.optimizer.averaged():
+    with trainer.averager.averaged():
         measured = contract.evaluate(trainer.task, trainer.model, trainer.test)
         return copy_of(trainer.model), measured
 

@@ -24,7 +24,7 @@ import numpy as np
 import collectives
 from wagma.arguments import Every
 from wagma.job import Signals
-from wagma.optim.averaging import join_blocks
+from wagma.optim.joining import join_blocks
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
@@ -164,7 +164,7 @@ class Pauses:
             wish |= Said.STOP
         since = time.monotonic() - self._saved_at
         # One rank measures, so that all mean the same time.
-        seconds = self.every.seconds if self.trainer.optimizer.comm.rank == 0 else None
+        seconds = self.every.seconds if self.trainer.averager.comm.rank == 0 else None
         if seconds is not None and since >= seconds:
             wish |= Said.SAVE
         steps = self.trainer.made - self.saved_steps
@@ -176,7 +176,7 @@ class Pauses:
         """Return whether this rank pauses after the step that it has made."""
         if self.at_count():
             return True
-        together = self._period and not self.trainer.optimizer.collective.version % self._period
+        together = self._period and not self.trainer.averager.collective.version % self._period
         since, now = self._together_at, time.monotonic()
         if together:  # where all are, and none waits long however rare it is
             self._together_at = now
@@ -215,7 +215,7 @@ class Pauses:
     def _join(self, joined: ExitStack) -> None:
         """Take part in others' steps from now on; wait for them when `joined` is closed."""
         joined.enter_context(join_blocks.enter())
-        with self.trainer.optimizer.join():
+        with self.trainer.averager.join():
             pass
 
     def _until_all_pause(self) -> Said:
@@ -239,7 +239,7 @@ class PausesOfSurvivors(Pauses):
 
     def said_by_all(self, mine: Said) -> Said:
         """Return what ranks say, each something, all together; collective."""
-        return Said(self.trainer.optimizer._heard(int(mine)))
+        return Said(self.trainer.averager._recovery.heard(int(mine)))
 
     @property
     def stopping(self) -> float:
@@ -296,7 +296,7 @@ def makes_equal_steps(trainer: Trainer) -> bool:
 
 def common_period(trainer: Trainer) -> int | None:
     """Return after how many steps all ranks average, each time after the same step; None: never."""
-    averaging: Any = trainer.optimizer.collective
+    averaging: Any = trainer.averager.collective
     if not makes_equal_steps(trainer) or isinstance(averaging, collectives.TriggeredAverage):
         return None
     if getattr(averaging, "pace", "common") != "common":

@@ -1,4 +1,4 @@
-"""The records of one's own loop, in the files of `wagma train`: ``optimizer.record(directory)``."""
+"""The records of one's own loop, in the files of `wagma train`: ``averager.record(directory)``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from collectives.statistics import Statistics
-    from wagma.optim.averaging import Averaging
+    from wagma.optim.averager import Averager
 
 Batch = TypeVar("Batch")
 
@@ -43,14 +43,14 @@ MANY = 10**9  # steps, if their number is not known: no loss.png is drawn of the
 
 
 class Recording:
-    """A block in which the steps of an optimizer are recorded, each rank's in its own file.
+    """A block in which the steps of an averager are recorded, each rank's in its own file.
 
-    Make it by `optimizer.record`. The time from one step to the next counts as computing, except
-    what `batches` takes. When the optimizer is closed, rank 0 writes the summary, if all ranks have
+    Make it by `averager.record`. The time from one step to the next counts as computing, except
+    what `batches` takes. When the averager is closed, rank 0 writes the summary, if all ranks have
     left their blocks without an exception.
 
     Args:
-        optimizer: the optimizer, of which all ranks call this.
+        averager: the averager, of which all ranks call this.
         directory: for the files; new, the same on all ranks.
         steps: number of steps that each rank will make; None: not known.
 
@@ -58,10 +58,8 @@ class Recording:
         directory: as given.
     """
 
-    def __init__(
-        self, optimizer: Averaging, directory: str | Path, steps: int | None = None
-    ) -> None:
-        self.directory, self._optimizer = Path(directory), optimizer
+    def __init__(self, averager: Averager, directory: str | Path, steps: int | None = None) -> None:
+        self.directory, self._averager = Path(directory), averager
         self._tally = Tally(steps or MANY)
         self._steps, self._length = 0, steps
         # Records of steps whose average is not complete, and averages of steps that go on.
@@ -72,19 +70,19 @@ class Recording:
 
     def __enter__(self) -> Self:
         """Make the directory, and begin to record; collective."""
-        optimizer, comm = self._optimizer, self._optimizer.comm
-        optimizer.complete()  # of the step before
-        optimizer._meet("record()")
-        device = next(optimizer.flat.model.parameters()).device
-        placed = devices.record(device, comm, optimizer.collective)
+        averager, comm = self._averager, self._averager.comm
+        with averager.averaged():  # ranks come here while others still make steps
+            pass
+        device = averager.flat.device
+        placed = devices.record(device, comm, averager.collective)
         self._together(self._make_directory)
         self._together(self._make_files, placed)
-        self._before = optimizer.statistics()
+        self._before = averager.statistics()
         self._waited = self._before.waiting
         self._started = time.perf_counter()
-        self._stopwatch = Stopwatch(optimizer.optimizer)
-        optimizer._recording = self
-        optimizer._recorded.append(self)
+        self._stopwatch = Stopwatch(averager.optimizers.given, device)
+        averager._recording = self
+        averager._recorded.append(self)
         return self
 
     def _together(self, make: Callable[..., None], *arguments: Any) -> None:
@@ -96,14 +94,14 @@ class Recording:
             error = type(problem)(f"cannot make {self.directory}: {problem.strerror}")
         except Exception as problem:  # else the others would wait for this rank
             error = problem
-        raise_collectively(self._optimizer.comm, error)
+        raise_collectively(self._averager.comm, error)
 
     def _make_directory(self) -> None:
-        if self._optimizer.comm.rank == 0:
+        if self._averager.comm.rank == 0:
             self.directory.mkdir(parents=True)
 
     def _make_files(self, placed: dict[str, Any]) -> None:
-        rank = self._optimizer.comm.rank
+        rank = self._averager.comm.rank
         self.directory.mkdir(parents=True, exist_ok=True)  # where disks are not shared
         if rank == 0:
             write_json(self.directory / "config.json", self._configuration(placed))
@@ -121,7 +119,7 @@ class Recording:
                 self._complete()
                 self._ended = True
         finally:
-            self._optimizer._recording = None
+            self._averager._recording = None
             self._stopwatch.close()
             self._file.close()
 
@@ -156,11 +154,11 @@ class Recording:
         for name, value in fields.items():  # a tensor would keep what it was computed from
             self._told[name] = value if isinstance(value, int) else float(value)
 
-    # What the optimizer calls
+    # What the averager calls
 
     def step_begins(self) -> None:
         """Count the time since the last step as this rank's own work, except waiting in it."""
-        waited = self._optimizer.statistics().waiting - self._waited
+        waited = self._averager.statistics().waiting - self._waited
         self._stopwatch.computed(waited)
 
     def step_ends(self, loss: Any) -> None:
@@ -201,7 +199,7 @@ class Recording:
 
         Ranks that do not come, because they have failed or never close, are not waited for long.
         """
-        comm = self._optimizer.comm
+        comm = self._averager.comm
         arrived, began = comm.Ibarrier(), time.monotonic()
         while not arrived.Test():
             if time.monotonic() - began > PATIENCE:
@@ -221,7 +219,7 @@ class Recording:
         """Complete the last average, and take over the collective's statistics."""
         self._stopwatch.computed()
         self._ending = True
-        self._optimizer.complete()
+        self._averager.complete()
         self._stopwatch.averaged()
         if self._waiting:
             last, rest = self._waiting[-1], self._averaging()
@@ -229,11 +227,11 @@ class Recording:
                 rest[name] += last[name]
             last |= rest
         self._write_complete()
-        self._tally.add_averaging(since(self._before, self._optimizer.statistics()))
+        self._tally.add_averaging(since(self._before, self._averager.statistics()))
 
     def _averaging(self) -> dict[str, float]:
         """Return the times of a step's average so far; of waiting only what is new."""
-        before, self._waited = self._waited, self._optimizer.statistics().waiting
+        before, self._waited = self._waited, self._averager.statistics().waiting
         return {
             "average_s": self._stopwatch.average,
             "waiting_s": self._waited - before,
@@ -249,28 +247,28 @@ class Recording:
 
     def _configuration(self, placed: dict[str, Any]) -> dict[str, Any]:
         """Return everything that is known of the run."""
-        optimizer, method = self._optimizer, method_of(self._optimizer)
+        averager, method = self._averager, method_of(self._averager)
         return {
-            "algorithm": type(optimizer).__name__ if method is None else method.name,
+            "algorithm": type(averager).__name__ if method is None else method.name,
             "name": self.directory.name,
-            "ranks": optimizer.comm.size,
+            "ranks": averager.comm.size,
             "steps": self._length,
             "seconds": None,
-            "model_bytes": bytes_of(optimizer.flat.model),
+            "model_bytes": bytes_of(averager.flat.model),
             **placed,
-            **optimizer.settings,
-            "local_optimizer": local.described(optimizer.optimizer),
+            **averager.settings,
+            "local_optimizer": local.described(*averager.optimizers.given),
             "versions": versions(),
         }
 
     def _bound(self, seconds: list[array[float]], limit: float | None) -> float:
         """Return the least wall time of ranks whose steps take this long; NaN if not known."""
-        method = method_of(self._optimizer)
+        method = method_of(self._averager)
         if method is None:
             return math.nan
         steps = max(map(len, seconds))
         made = np.array([np.resize(each, steps) for each in seconds])
-        return method.bound(made, method.resolved(self._optimizer.settings))
+        return method.bound(made, method.resolved(self._averager.settings))
 
 
 def since(before: Statistics, now: Statistics) -> Statistics:
@@ -280,12 +278,13 @@ def since(before: Statistics, now: Statistics) -> Statistics:
         waiting=now.waiting - before.waiting,
         communicating=now.communicating - before.communicating,
         bytes_sent=now.bytes_sent - before.bytes_sent,
+        left_out=now.left_out - before.left_out,
         staleness=tuple(new - old for new, old in ages),
     )
 
 
-def method_of(optimizer: Averaging) -> Method | None:
-    """Return the method whose optimizer it is, None for a class of the user's own."""
-    kind = type(optimizer)
-    alike = [each for each in METHODS.values() if each.optimizer.endswith(f".{kind.__name__}")]
-    return next((each for each in alike if load(each.optimizer) is kind), None)
+def method_of(averager: Averager) -> Method | None:
+    """Return the method whose averager it is, None for a class of the user's own."""
+    kind = type(averager)
+    alike = [each for each in METHODS.values() if each.averager.endswith(f".{kind.__name__}")]
+    return next((each for each in alike if load(each.averager) is kind), None)

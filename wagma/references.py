@@ -2,7 +2,7 @@
 
 Only `wagma compare` offers them. They communicate by gloo, or by nccl if each rank has its own GPU,
 and have torch's properties: all ranks wait for stragglers, a rank that ends early ends the others'
-averages, and none of the guarantees of `Averaging` holds.
+averages, and none of the guarantees of `Averager` holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch
 from mpi4py import MPI
 from torch import distributed
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives import ClosedError
@@ -53,46 +52,47 @@ class Counts(NamedTuple):
     communicating: float = 0.0
     bytes_sent: int | None = None
     staleness: tuple[int, ...] = ()
+    left_out: int = 0
 
 
 class Reference:
-    """An optimizer of torch that averages over all ranks, on its own process group.
+    """A method of torch that averages over all ranks, on its own process group.
 
     Attributes:
         module: the module to compute the loss with.
-        result, results: of the last step, as in `Averaging`.
+        result, results: of the last step, as of an `Averager`.
         settings: the method's settings by name.
     """
 
     period = 1
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, comm: MPI.Comm):
-        """Make the ranks' process group; collective."""
-        self.optimizer, self.model, self.module, self.comm = optimizer, model, model, comm
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: MPI.Comm):
+        """Make the ranks' process group, and hear of the optimizer's steps; collective."""
+        self.model, self.module, self.comm = model, model, comm
         self.steps, self.seconds = 0, 0.0
         self.result, self.results, self.settings = None, [], {}
         self.collective = self  # it keeps the statistics itself
         self.device = device_of(model)
         self.backend = backend_for(self.device, comm)
         start_group(comm, self.backend)
-
-    def zero_grad(self) -> None:
-        """Reset the gradients."""
-        self.optimizer.zero_grad()
+        self.hook = optimizer.register_step_post_hook(self.after_step)
 
     def backward(self, loss: torch.Tensor) -> float:
         """Compute the gradients, and return the seconds spent waiting for other ranks."""
         loss.backward()
         return 0.0
 
-    def step(self) -> None:
-        """Take a step of the optimizer and of the method."""
-        self.take_step()
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Do the method's part of a step after the optimizer's."""
+        self.average(optimizer)
         synchronized = (self.steps + 1) % self.period == 0
         group = tuple(range(self.comm.size)) if synchronized else (self.comm.rank,)
         self.result = Outcome(self.steps, synchronized, group)
         self.results = [self.result]
         self.steps += 1
+
+    def average(self, optimizer: torch.optim.Optimizer) -> None:
+        """Average after the optimizer's step, if the method does so."""
 
     def complete(self) -> None:
         """Do nothing: no average is ever outstanding."""
@@ -134,6 +134,7 @@ class Reference:
     def close(self) -> None:
         """Leave the process group; ranks that still wait in it raise ClosedError."""
         self.module = None
+        self.hook.remove()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         gc.collect()  # connections are closed with the last reference to them
@@ -142,8 +143,8 @@ class Reference:
 class DDP(Reference):
     """Gradients averaged while they are computed: torch.nn.parallel.DistributedDataParallel."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, comm: MPI.Comm):
-        super().__init__(optimizer, model, comm)
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, comm: MPI.Comm):
+        super().__init__(model, optimizer, comm)
         # Each rank keeps its own buffers, as with `Allreduce`: a broadcast of rank 0's would wait,
         # and that time would not be counted as waiting.
         with warnings.catch_warnings():  # newer torch has renamed the argument
@@ -170,38 +171,32 @@ class DDP(Reference):
         self.seconds += waited
         return waited
 
-    def take_step(self) -> None:
-        """Take the optimizer's step, with the mean gradients."""
-        self.optimizer.step()
-
 
 class PostLocalSGD(Reference):
-    """Models averaged every period: torch.distributed.optim.PostLocalSGDOptimizer, no warm-up."""
+    """Models averaged every period by torch's PeriodicModelAverager, without warm-up.
+
+    After each step of the optimizer, as torch.distributed.optim.PostLocalSGDOptimizer does.
+    """
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
         *,
         comm: MPI.Comm,
         sync_period: int,
     ):
-        super().__init__(optimizer, model, comm)
+        super().__init__(model, optimizer, comm)
         self.settings, self.period = {"sync_period": sync_period}, sync_period
         # It averages after steps warmup_steps, warmup_steps + period, …, counted from 0.
-        averager = PeriodicModelAverager(sync_period, warmup_steps=sync_period - 1)
-        self.periodic = PostLocalSGDOptimizer(optimizer, averager)
+        self.periodic = PeriodicModelAverager(sync_period, warmup_steps=sync_period - 1)
         self.done = Moment(self.device)
-        optimizer.register_step_post_hook(self.note_time)
 
-    def note_time(self, *_: Any) -> None:
-        """Note the time at which the local step is done."""
+    def average(self, optimizer: torch.optim.Optimizer) -> None:
+        """Average the models if a period ends."""
         self.done.note()
-
-    def take_step(self) -> None:
-        """Take the local optimizer's step; average the models if a period ends."""
         with closed_by_others():
-            self.periodic.step()
+            self.periodic.average_parameters(optimizer.param_groups)
         self.seconds += self.done.elapsed()
 
     def close(self) -> None:

@@ -236,7 +236,7 @@ class Tally:
         earlier, before: Seconds of the run, and steps of a rank, before the first that counts.
         elapsed_s: Seconds since then.
         lost_since: The step, counted from 1, since which no loss was finite; None if the last was.
-        report: The method's report on the run, see `interfaces.AveragingOptimizer`.
+        report: The method's report on the run, see `interfaces.Averager`.
     """
 
     def __init__(self, steps: int | None, seconds: float | None = None) -> None:
@@ -254,7 +254,7 @@ class Tally:
         self.delay_s = 0.0
         self.waiting_s = 0.0
         self.communicating_s = 0.0
-        self.bytes_sent = 0
+        self.bytes_sent = self.left_out = 0
         self.staleness: tuple[int, ...] = ()
         self.report: dict[str, float | None] = {}
         self.step_seconds = array("d")
@@ -289,6 +289,7 @@ class Tally:
         """Add the collective's statistics of the steps."""
         self.waiting_s += statistics.waiting
         self.communicating_s += statistics.communicating
+        self.left_out += statistics.left_out
         if statistics.bytes_sent is None:  # a method of torch does not count them
             self.bytes_sent = None
         elif self.bytes_sent is not None:
@@ -403,9 +404,27 @@ def summarize(tallies: list[Tally], bound: Callable[[list[array], float | None],
         "staleness_of_rank": [trimmed(tally.staleness) for tally in tallies],
         "bytes_sent_of_rank": [tally.bytes_sent for tally in tallies],
         "steps_of_rank": [tally.steps for tally in tallies],
+        "not_finite_of_rank": [tally.left_out for tally in tallies],
+        "without_loss": without_loss(tallies),
         **put_together([tally.report for tally in tallies]),
         "seconds_of_rank": [tally.seconds for tally in tallies],
     }
+
+
+def without_loss(tallies: list[Tally]) -> list[int]:
+    """Return the ranks of which no loss was finite, if losses of others were."""
+    trained = [rank for rank, tally in enumerate(tallies) if tally.steps]
+    found = [rank for rank in trained if tallies[rank].lost_since == 1]
+    return found if len(found) < len(trained) else []
+
+
+def notes(summary: dict[str, Any]) -> Iterator[str]:
+    """Yield what a run's summary has of ranks whose losses or updates were not finite, in words."""
+    for rank in summary.get("without_loss", ()):
+        yield f"no loss of rank {rank} was finite"
+    counts = enumerate(summary.get("not_finite_of_rank", ()))
+    if several := [f"{count:,} of rank {rank}" for rank, count in counts if count]:
+        yield f"left out of averages, as not finite: {', '.join(several)}"
 
 
 def lasting(seconds: Sequence[Sequence[float] | np.ndarray], limit: float) -> np.ndarray:

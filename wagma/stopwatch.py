@@ -6,7 +6,7 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -63,17 +63,18 @@ class Thread:
 class Stopwatch:
     """The parts of a training step's time, in seconds; a sleep counts with its actual duration.
 
-    The local optimizer's own step counts as compute: hooks on it mark where averaging, which may
-    also precede it, ends and begins. A timeline that is recorded has these parts as spans.
+    A local optimizer's own step counts as compute: hooks on it mark where averaging, which may also
+    precede the first one, ends and begins. A timeline that is recorded has these parts as spans.
 
     Args:
-        local_optimizer: the rank's own.
+        optimizers: the rank's own.
+        device: where it trains.
         clock: function that returns the time, in seconds.
         thread: the thread that makes the steps; None: the calling one.
 
     Attributes:
         compute: of this rank's own work.
-        data, optimizer: of that, of loading data, and of the local optimizer's step.
+        data, optimizer: of that, of loading data, and of the local optimizers' steps.
         delay: of injected delays.
         average: of averaging, with waiting for other ranks.
         cpu, queued: of the rank's own work, as of `Used`.
@@ -81,19 +82,23 @@ class Stopwatch:
 
     def __init__(
         self,
-        local_optimizer: torch.optim.Optimizer,
+        optimizers: Iterable[torch.optim.Optimizer],
+        device: torch.device,
         clock: Callable[[], float] = time.perf_counter,
         thread: Thread | None = None,
     ) -> None:
-        self.clock, self.thread = clock, thread or Thread(device_of(local_optimizer))
+        self.clock, self.thread = clock, thread or Thread(device)
         self.start()
-        self._hooks = [
-            local_optimizer.register_step_pre_hook(lambda *_: self.averaged()),
-            local_optimizer.register_step_post_hook(lambda *_: self.stepped()),
-        ]
+        self._hooks = []
+        for each in optimizers:
+            if hasattr(each, "_optimizer_step_pre_hooks"):  # it has called torch's __init__
+                self._hooks += [
+                    each.register_step_pre_hook(lambda *_: self._steps()),
+                    each.register_step_post_hook(lambda *_: self.stepped()),
+                ]
 
     def close(self) -> None:
-        """Look no longer at the local optimizer's steps."""
+        """Look no longer at the local optimizers' steps."""
         for hook in self._hooks:
             hook.remove()
 
@@ -101,6 +106,7 @@ class Stopwatch:
         """Begin a step."""
         self.compute = self.data = self.optimizer = self.delay = self.average = 0.0
         self.cpu = self.queued = 0.0
+        self._has_stepped = False
         self._faults = self.thread.faults()
         self._used, self._last = self.thread.used(), self.clock()
 
@@ -132,8 +138,15 @@ class Stopwatch:
         """Count the time since the last call as this rank's own work, except `waited` seconds."""
         self._own("compute", waited)
 
+    def _steps(self) -> None:
+        if self._has_stepped:  # another optimizer, so that this is not the average before the step
+            self.computed()
+        else:
+            self.averaged()
+
     def stepped(self) -> None:
-        """Count the time since the last call as the local optimizer's."""
+        """Count the time since the last call as a local optimizer's."""
+        self._has_stepped = True
         self.optimizer += self._own("local optimizer")
 
     def delayed(self) -> None:
@@ -161,9 +174,3 @@ class Stopwatch:
         told(name, last, self._last)
         self._used = self.thread.used()
         return self._last - last
-
-
-def device_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    """Return where an optimizer's parameters are."""
-    device: torch.device = optimizer.param_groups[0]["params"][0].device
-    return device

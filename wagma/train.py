@@ -53,6 +53,7 @@ from wagma.runs import (
     last_recorded,
     lost,
     metrics_file,
+    notes,
     recorded,
     results_in_words,
     summarize,
@@ -90,6 +91,8 @@ def train(
         print(
             f"{outcome_in_words(settings.algorithm.label, summary)}\n"
             f"metrics, model and configuration are in {run}",
+            *notes(summary),
+            sep="\n",
             flush=True,
         )
         print_report(run, summary, advice, "which rank is slow, and what would help?")
@@ -156,9 +159,9 @@ def make_run(
     """
     torch.set_num_threads(fair_threads(comm))
     trainer = Trainer(settings, task, comm)
-    optimizer = trainer.optimizer
+    averager = trainer.averager
     tally = Tally(settings.steps, settings.seconds)
-    placed = devices.record(trainer.device, comm, optimizer.collective)
+    placed = devices.record(trainer.device, comm, averager.collective)
     goes_on = None
     if getattr(settings, "resumable", False):
         goes_on = resumed(trainer, tally, run, comm, signals)
@@ -176,7 +179,7 @@ def make_run(
         if not (goes_on and goes_on.stopped):
             with goes_on.in_time() if goes_on else signals.raising():
                 trained = evaluate(trainer)
-                tally.report = getattr(optimizer, "report", dict)()
+                tally.report = getattr(averager, "report", dict)()
                 if "skipped_of_rank" in tally.report:  # also before this job
                     tally.report["skipped_of_rank"] = trainer.skipped
     except Interrupted:
@@ -187,13 +190,13 @@ def make_run(
     except collectives.CollectiveError:
         raise  # it is raised on all ranks
     except Exception as error:
-        optimizer.collective.fail(error)
+        averager.collective.fail(error)
         raise
     alone = trained is None and goes_on is None
     with keeping_own(trainer.model, run, comm.rank) if alone else nullcontext():
-        optimizer.close()
+        averager.close()
         if trainer.recoveries:  # the other ranks have died
-            comm = optimizer.comm
+            comm = averager.comm
         meet(comm)
     log_end(tally, comm.size)
 
@@ -270,7 +273,7 @@ def resumed(
         goes_on = Continuing(trainer, tally, run, comm, signals)
         goes_on.resume()
     except UsageError:  # on all ranks
-        trainer.optimizer.close()
+        trainer.averager.close()
         raise
     return goes_on
 
@@ -313,8 +316,9 @@ def log_beginning(trainer: Trainer) -> None:
         *(trainer.rank, trainer.size, MPI.Get_processor_name(), os.getpid()),
         *(devices.name_of(trainer.device), threads, trainer.task.name),
     )
-    settings = [f", {name}: {value}" for name, value in trainer.optimizer.settings.items()]
-    log.info("algorithm: %s%s", trainer.settings.algorithm.label, "".join(settings))
+    settings = trainer.averager.settings.items()
+    given = [f", {name}: {value}" for name, value in settings if value is not None]
+    log.info("algorithm: %s%s", trainer.settings.algorithm.label, "".join(given))
 
 
 def log_end(tally: Tally, ranks: int) -> None:
@@ -374,7 +378,7 @@ def exchange_of(trainer: Trainer) -> Exchange | None:
 
     None as well where a collective may be replaced, because a rank has died.
     """
-    native = getattr(trainer.optimizer.collective, "native", None)
+    native = getattr(trainer.averager.collective, "native", None)
     settings = trainer.settings
     if native is None or not settings.straggler_warnings or getattr(settings, "survive", None):
         return None
@@ -390,7 +394,6 @@ def watch(trainer: Trainer, run: Path, exchange: Exchange | None) -> Callable[[]
 
 def configuration(settings: argparse.Namespace, run: Path, trainer: Trainer, placed: dict) -> dict:
     """Return everything that a run depends on, with the defaults resolved."""
-    optimizer = trainer.optimizer
     return {
         **recorded(settings),
         "name": run.name,
@@ -398,8 +401,8 @@ def configuration(settings: argparse.Namespace, run: Path, trainer: Trainer, pla
         "ranks": trainer.size,
         "model_bytes": bytes_of(trainer.model),
         **placed,
-        **optimizer.settings,
-        "local_optimizer": local.described(optimizer.optimizer),
+        **trainer.averager.settings,
+        "local_optimizer": local.described(trainer.local),
         "threads": torch.get_num_threads(),
         "versions": versions(),
     }

@@ -1,4 +1,4 @@
-"""One rank's part in a training: its model, optimizer and data, and its steps."""
+"""One rank's part in a training: its model, optimizer, averager and data, and its steps."""
 
 from __future__ import annotations
 
@@ -40,6 +40,10 @@ class Trainer:
         comm: the ranks that train together.
         clock: function that returns the time, in seconds.
         thread: see `Stopwatch`.
+
+    Attributes:
+        local: the optimizer of the rank's own steps.
+        averager: what averages beside it.
     """
 
     def __init__(
@@ -71,11 +75,11 @@ class Trainer:
         self.local, self.scheduler = together(self.make_local, comm)
         self.scheduled = 0
         self.clock = clock
-        self.stopwatch = Stopwatch(self.local, clock, thread)
+        self.stopwatch = Stopwatch([self.local], self.device, clock, thread)
         self.recorded: dict[str, float | None] = dict.fromkeys(task.recorded)  # of the last step
         try:
-            self.optimizer = self.method.make(
-                *(self.local, self.model, comm, self.options, settings.seed),
+            self.averager = self.method.make(
+                *(self.model, self.local, comm, self.options, settings.seed),
                 survive=getattr(settings, "survive", None) and self.go_on,
             )
         except (TypeError, ValueError) as error:  # the model, or its optimizer, on all ranks
@@ -99,12 +103,12 @@ class Trainer:
 
         The part is new from the next pass over the training data on, and in tests.
         """
-        if self.optimizer.comm.rank == 0 < self.rank:  # else the log's lines are seen
+        if self.averager.comm.rank == 0 < self.rank:  # else the log's lines are seen
             complain(str(recovery))
         self.recoveries.append(recovery)
         self.trainers = recovery.size
         batches, self.test = contract.deal(
-            *(self.task, self.optimizer.comm.rank, self.trainers),
+            *(self.task, self.averager.comm.rank, self.trainers),
             *(self.settings.batch_size, self.settings.seed),
         )
         self.batches.renew(batches)
@@ -124,7 +128,7 @@ class Trainer:
         With a time limit, return the number of steps that they make within it. The steps of a rank
         that has too few, such as one that has skipped iterations, are repeated.
         """
-        options = self.options | self.optimizer.settings
+        options = self.options | self.averager.settings
         if limit is None:
             made = [np.resize(each, self.settings.steps) for each in seconds]
             return self.method.bound(np.array(made), options)
@@ -145,7 +149,7 @@ class Trainer:
             self.stopwatch.loaded()
             loss, computed = self.compute_gradient(step, batches)
             self.keep_by_time(step)
-            self.optimizer.step()
+            self.local.step()
             self.made += 1
             self.stopwatch.averaged()
             self.step_scheduler(self.made)
@@ -153,19 +157,19 @@ class Trainer:
             records.append(record)
             self.keep_by_steps(self.made)
             self.keep_by_time(self.made)
-            for result in self.optimizer.results:
+            for result in self.averager.results:
                 yield records.popleft() | outcome(result)
             if step > first:  # which may have compiled the model
                 self.lasted.append(self.clock() - began)
             if self.pauses is not None and self.pauses.due():
                 break
         if records:
-            self.optimizer.complete()
+            self.averager.complete()
             self.stopwatch.averaged()
             waited = record["waiting_s"]
             record |= self.averaging()
             record["waiting_s"] += waited
-            yield record | outcome(self.optimizer.result)
+            yield record | outcome(self.averager.result)
 
     def record(self, step: int, loss: float, batches: list) -> dict:
         """Return the metrics of a step: its loss, its work and its times."""
@@ -194,8 +198,8 @@ class Trainer:
 
     def statistics(self) -> Any:
         """Return the statistics of the averages so far, also of those before ranks have died."""
-        optimizer = self.optimizer
-        return getattr(optimizer, "statistics", optimizer.collective.statistics)()
+        averager = self.averager
+        return getattr(averager, "statistics", averager.collective.statistics)()
 
     @property
     def elapsed(self) -> float:
@@ -207,12 +211,12 @@ class Trainer:
         if not self.trains:
             return False
         if self.total is not None:
-            return self.optimizer.total_steps < self.total
+            return self.averager.total_steps < self.total
         if self.settings.seconds is None:
             return self.iteration(steps) < self.settings.steps
         own = self.elapsed < self.settings.seconds
         # torch's own methods cannot continue without a rank.
-        any_goes_on = getattr(self.optimizer, "any_goes_on", None)
+        any_goes_on = getattr(self.averager, "any_goes_on", None)
         return any_goes_on(own) if any_goes_on else own
 
     def iteration(self, steps: int) -> int:
@@ -227,7 +231,7 @@ class Trainer:
 
         From a checkpoint all ranks go on at the iteration of the one that was farthest.
         """
-        averaging = self.optimizer.collective
+        averaging = self.averager.collective
         return averaging.version - self.made if hasattr(averaging, "skipped") else 0
 
     @property
@@ -240,7 +244,7 @@ class Trainer:
         alike = self.settings.seconds is None and self.total is None and not self.some_idle
         if alike or self.pauses is not None:  # which let ranks join
             return nullcontext()
-        return self.optimizer.join()
+        return self.averager.join()
 
     @property
     def total(self) -> int | None:
@@ -254,7 +258,7 @@ class Trainer:
         """
         if self.options.get("pace") != "own":
             return steps
-        return int(self.optimizer.total_steps / self.size)
+        return int(self.averager.total_steps / self.size)
 
     def step_scheduler(self, steps: int) -> None:
         """Bring the learning rate to where the job is after this rank's `steps`."""
@@ -307,7 +311,7 @@ class Trainer:
 
     @property
     def limited(self) -> bool:
-        """Whether a step's time limits its batches; the optimizer then divides their gradients."""
+        """Whether a step's time limits its batches; the averager then divides their gradients."""
         return self.options.get("compute_limit") is not None
 
     def compute_gradient(self, step: int, batches: list) -> tuple[float, int]:
@@ -316,12 +320,12 @@ class Trainer:
         Returns:
             The mean loss, and the number of batches: with a limit not all may begin in time.
         """
-        self.optimizer.zero_grad()
+        self.local.zero_grad()
         if not self.limited:
             return float(self.compute(step, batches, 1)), len(batches)
         losses = [
             self.compute(step, [batch], len(batches))
-            for batch in self.optimizer.within_limit(batches)
+            for batch in self.averager.within_limit(batches)
         ]
         return float(sum(losses)) / len(losses), len(losses)
 
@@ -354,9 +358,9 @@ class Trainer:
     def gradient_of(self, batches: list) -> torch.Tensor | float:
         """Add the mean gradient on these batches, or with a limit their sum; return the loss."""
         # A method of torch may have wrapped the model in a module, and wait in the backward pass.
-        model = getattr(self.optimizer, "module", self.model)
-        backward = getattr(self.optimizer, "backward", torch.Tensor.backward)
-        no_sync = getattr(self.optimizer, "no_sync", nullcontext)
+        model = getattr(self.averager, "module", self.model)
+        backward = getattr(self.averager, "backward", torch.Tensor.backward)
+        no_sync = getattr(self.averager, "no_sync", nullcontext)
         total: torch.Tensor | float = 0.0
         for number, batch in enumerate(batches, 1):
             with nullcontext() if number == len(batches) else no_sync():

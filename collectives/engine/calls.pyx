@@ -33,8 +33,8 @@ cdef double OF_LAST_CALL = -1
 
 
 cdef new_result(tuple fields):
-    """Return a `Result`, without the cost of its constructor, a Python function."""
-    cdef tuple arguments = (fields,)
+    """Return a `Result` with nothing left out, without its constructor, a Python function."""
+    cdef tuple arguments = (fields + ((),),)
     return (<PyTypeObject *>tuple).tp_new(Result, <PyObject *>arguments, NULL)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
 UNFINISHED = ".unfinished-"
 NAME = re.compile(r"(\d{6,})-step-\d+")

@@ -17,12 +17,12 @@ from wagma import __version__, generators
 from wagma.checkpoint import files, state
 from wagma.checkpoint.files import BrokenError, CheckpointError
 from wagma.checkpoint.saving import settings_of
-from wagma.optim.flat import broadcast
+from wagma.optim.tensors import broadcast
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from wagma.optim.averaging import Averaging
+    from wagma.optim.averager import Averager
 
 # Settings that depend on the number of ranks, and are not compared where that is another.
 BY_RANKS = {
@@ -62,7 +62,7 @@ class Loaded:
 
 def load(
     directory: str | Path,
-    optimizer: Averaging,
+    averager: Averager,
     *,
     settings: Mapping[str, Any] | None = None,
     **more: Any,
@@ -70,13 +70,13 @@ def load(
     """Continue from the newest good checkpoint in a directory; collective.
 
     Broken ones are passed over; rank 0 logs a warning that names each, and says where. The model,
-    the optimizer's state and the generators are those that the rank had; of another number of
-    ranks, rank r takes over the optimizer's state of rank r mod their number, and generators of
+    the optimizers' states and the generators are those that the rank had; of another number of
+    ranks, rank r takes over the optimizers' states of rank r mod their number, and generators of
     ranks that did not exist are seeded anew.
 
     Args:
         directory: as for `save`.
-        optimizer: of the same class and settings, of an equal model.
+        averager: of the same class and settings, with the same optimizers, of an equal model.
         settings: as for `save`.
         **more: objects with `load_state_dict`, by the names that they were saved under.
 
@@ -90,22 +90,22 @@ def load(
         collectives.RankFailedError: another rank has failed.
 
     Example:
-        >>> found = checkpoint.load("checkpoints", optimizer, scheduler=scheduler)
+        >>> found = checkpoint.load("checkpoints", averager, scheduler=scheduler)
         >>> first = found["epoch"] if found else 0
     """
-    comm = optimizer.comm
-    optimizer._check_usable()
-    optimizer._meet("loading a checkpoint")
+    with averager.averaged():  # ranks come here while others still make steps
+        pass
+    comm = averager.comm
     paths = found_by_all(comm, Path(directory))
     problems = []
     for path in paths:
         manifest, problem = comm.bcast(manifest_of(path) if comm.rank == 0 else None)
         parts: dict[int, dict[str, Any]] = {}
         if problem is None:
-            agreed(comm, partial(compare, path, manifest, optimizer, settings or {}))
-            parts, problem = read_parts(path, manifest, optimizer)
+            agreed(comm, partial(compare, path, manifest, averager, settings or {}))
+            parts, problem = read_parts(path, manifest, averager)
         if problem is None:
-            return go_on(path, manifest, parts, optimizer, more)
+            return go_on(path, manifest, parts, averager, more)
         if comm.rank == 0:
             log.warning("checkpoint %s is passed over: %s", path, problem)
         problems.append(f"{path.name}: {problem}")
@@ -142,17 +142,17 @@ def manifest_of(path: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def compare(
-    path: Path, manifest: dict[str, Any], optimizer: Averaging, settings: Mapping[str, Any]
+    path: Path, manifest: dict[str, Any], averager: Averager, settings: Mapping[str, Any]
 ) -> None:
-    """Raise CheckpointError if this version, or this optimizer, cannot go on from a checkpoint."""
+    """Raise CheckpointError if this version, or this averager, cannot go on from a checkpoint."""
     if manifest["format"] != files.FORMAT:
         raise CheckpointError(
             f"{path} has format {manifest['format']}: wagma {__version__} reads format "
             f"{files.FORMAT}, so continue with the version that wrote it"
         )
-    same = manifest["ranks"] == manifest["ranks_at_first"] == optimizer.collective.size
+    same = manifest["ranks"] == manifest["ranks_at_first"] == averager.collective.size
     saved = manifest["settings"]
-    for name, value in {**settings, **settings_of(optimizer)}.items():
+    for name, value in {**settings, **settings_of(averager)}.items():
         if saved.get(name) != value and (same or name not in BY_RANKS):
             raise CheckpointError(
                 f"{path} was saved with {name} = {saved.get(name)!r}, and now it is {value!r}"
@@ -160,14 +160,14 @@ def compare(
 
 
 def read_parts(
-    path: Path, manifest: dict[str, Any], optimizer: Averaging
+    path: Path, manifest: dict[str, Any], averager: Averager
 ) -> tuple[dict[int, dict[str, Any]], str | None]:
     """Read the parts that this rank needs, and check the model; collective.
 
     Returns:
         The parts by rank, and what is wrong on any rank.
     """
-    rank, size, saved = optimizer.comm.rank, optimizer.comm.size, manifest["ranks"]
+    rank, size, saved = averager.comm.rank, averager.comm.size, manifest["ranks"]
     problem = None
     parts, name = {}, files.MODEL
     try:
@@ -180,7 +180,7 @@ def read_parts(
         problem = str(error)
     except Exception as error:  # what torch raises for files that it cannot read
         problem = f"{name} cannot be read: {state.first_line(error)}"
-    problems = optimizer.comm.allgather(problem)
+    problems = averager.comm.allgather(problem)
     return parts, next(filter(None, problems), None)
 
 
@@ -188,15 +188,17 @@ def go_on(
     path: Path,
     manifest: dict[str, Any],
     parts: dict[int, dict[str, Any]],
-    optimizer: Averaging,
+    averager: Averager,
     more: Mapping[str, Any],
 ) -> Loaded:
-    """Put a checkpoint's parts into the model, the optimizer and the other objects; collective."""
-    comm, flat = optimizer.comm, optimizer.flat
+    """Put a checkpoint's parts into the model, the optimizers and the other objects; collective."""
+    comm, flat, optimizers = averager.comm, averager.flat, averager.optimizers.given
     part = parts[comm.rank % manifest["ranks"]]
     error: Exception | None = None
     try:
         check_names(path, part["more"], more)
+        for each, saved in zip(optimizers, part["optimizers"], strict=True):
+            each.load_state_dict(saved)
         if comm.rank == 0:
             tensors = load_file(path / files.MODEL)
             tensors |= {name: tensors[other] for name, other in manifest["tied"].items()}
@@ -205,9 +207,9 @@ def go_on(
     except Exception as problem:  # also what reading or the module's hooks raise
         error = CheckpointError(str(problem) or type(problem).__name__)
     raise_collectively(comm, error)
-    broadcast(comm, [*flat.averaged, *flat.constant])
+    broadcast(comm, state.shared(flat))
     flat.model.load_state_dict(part["own"], strict=False)
-    optimizer.load_state_dict(part["optimizer"])
+    averager.load_state_dict(part["averaging"])
     for name, value in more.items():
         value.load_state_dict(part["more"][name])
     generators.restore(part["generators"], flat.device)

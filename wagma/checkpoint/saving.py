@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from typing_extensions import Self
 
-    from wagma.optim.averaging import Averaging
+    from wagma.optim.averager import Averager
 
+NOT_COMPARED = {"keep_average", "wire_dtype"}  # settings with which a training may go on
 LOOK_EVERY = 0.02  # seconds from one look of rank 0 for the other ranks' files to the next
 
 
 class Saver:
-    """Writes an optimizer's checkpoints in the background: training waits for the copies only.
+    """Writes an averager's checkpoints in the background: training waits for the copies only.
 
     All ranks make the same calls. In a block, leaving it waits until the last checkpoint is
     written; an exception that ends the block drops a checkpoint that is not complete.
@@ -39,9 +40,9 @@ class Saver:
     Args:
         directory: for the checkpoints, which all ranks see, and no other saver uses; made if it is
             missing.
-        optimizer: any of `wagma.optim`.
+        averager: any of `wagma.optim`.
         keep: number of complete checkpoints that are kept, at least 1.
-        settings: what must be the same to continue, as JSON has it; the optimizer's class and
+        settings: what must be the same to continue, as JSON has it; the averager's class and
             settings are compared as well.
 
     Attributes:
@@ -52,7 +53,7 @@ class Saver:
         ValueError: `keep` is less than 1.
 
     Example:
-        >>> with optimizer, checkpoint.Saver("checkpoints", optimizer) as saver:
+        >>> with averager, checkpoint.Saver("checkpoints", averager) as saver:
         ...     for epoch in range(epochs):
         ...         ...
         ...         saver.begin(epoch=epoch + 1, scheduler=scheduler)
@@ -61,7 +62,7 @@ class Saver:
     def __init__(
         self,
         directory: str | Path,
-        optimizer: Averaging,
+        averager: Averager,
         *,
         keep: int = 2,
         settings: Mapping[str, Any] | None = None,
@@ -69,7 +70,7 @@ class Saver:
         if keep < 1:
             raise ValueError(f"keep is {keep}, not at least 1")
         self.directory, self.keep = Path(directory), keep
-        self._optimizer, self.settings = optimizer, dict(settings or {})
+        self._averager, self.settings = averager, dict(settings or {})
         self._writing: _Writing | None = None
         self.longest = 0.0
 
@@ -103,54 +104,58 @@ class Saver:
                 not finite; on all ranks.
             TypeError: a value could not be read back; on all ranks.
             RuntimeError: inside `join` or `averaged`.
-            collectives.ClosedError: after the optimizer's `close`.
+            collectives.ClosedError: after the averager's `close`.
             collectives.RankFailedError: another rank has failed.
             Exception: what an object's `state_dict` raises on any rank; on all ranks.
         """
-        self._optimizer._carried_out(lambda: self._begin(more))
+        self._averager._recovery.carried_out(lambda: self._begin(more))
 
     def _begin(self, more: Mapping[str, Any]) -> None:
-        self._finish()
-        optimizer = self._optimizer
-        if optimizer._inside_join:
+        averager = self._averager
+        if averager._inside_join:
             raise RuntimeError(
                 "a checkpoint inside join(), which some ranks may have left: take it after the "
                 "block"
             )
-        optimizer._settle()
+        averager._settle()  # before ranks wait for each other outside of steps
+        self._finish()
         error: Exception | None = None
         part: dict[str, Any] = {}
         try:
             part = self._part(more)
             state.check_readable(part["more"])
             own = {f"{name} of the model's state": value for name, value in part["own"].items()}
-            state.check_readable({**own, "the optimizer's state": part["optimizer"]})
-            if not all(bool(vector.isfinite().all()) for vector in optimizer.flat.memory):
+            local = {"the optimizer's state": part["optimizers"]}
+            state.check_readable({**own, **local, "the averager's state": part["averaging"]})
+            if not all(bool(vector.isfinite().all()) for vector in averager.flat.memory):
                 raise CheckpointError("the model is not finite")
         except CollectiveError:  # others are told of it otherwise
             raise
         except Exception as problem:  # of this rank alone, such as of an object's state_dict
             error = problem
-        raise_collectively(optimizer.comm, error)
-        averaging = part["optimizer"]["averaging"]
-        averaging["version"] = max(optimizer.comm.allgather(averaging["version"]))
+        raise_collectively(averager.comm, error)
+        averaging = part["averaging"]
+        known = averager.comm.allgather((averaging["version"], averager.steps))
+        averaging["version"], most = map(max, zip(*known))
         step = part["more"].get("step")
-        step = optimizer._steps if not isinstance(step, int) else step
+        step = most if not isinstance(step, int) else step
         unfinished = self._make_directory(step)
-        optimizer._go_on_from(averaging)
-        rank, size = optimizer.collective.rank, optimizer.collective.size
-        survival = optimizer._survival
-        at_first = size if survival is None else survival.size_at_first
+        averager.flat.round()
+        averager._go_on_from(averaging)
+        rank, size = averager.collective.rank, averager.collective.size
+        at_first = averager._recovery.first_size or size
         manifest = {"step": step, "ranks": size, "ranks_at_first": at_first}
         manifest["settings"] = self._compared()
-        tensors, tied = state.model_of(optimizer.flat) if rank == 0 else ({}, {})
+        tensors, tied = state.model_of(averager.flat) if rank == 0 else ({}, {})
         self._writing = _Writing(
             *(unfinished, rank, part, tensors, {**manifest, "tied": tied}, self.keep),
-            comm=optimizer.comm,
+            comm=averager.comm,
         )
 
     def finish(self) -> Path | None:
         """Wait until the checkpoint that was begun last is complete; collective.
+
+        Other ranks may still make steps, as for the averager's `averaged`, which it uses.
 
         Returns:
             Its directory; None: none was begun since the last call, or ranks have died since, and
@@ -160,11 +165,16 @@ class Saver:
             CheckpointError: it could not be written, on some rank; on all ranks.
             collectives.RankFailedError: another rank has failed.
         """
-        return self._optimizer._carried_out(self._finish)
+        return self._averager._recovery.carried_out(self._finish_between_steps)
+
+    def _finish_between_steps(self) -> Path | None:
+        if self._writing is None or self._averager.closed:
+            return self._finish()
+        with self._averager.averaged():
+            return self._finish()
 
     def _finish(self) -> Path | None:
-        self._optimizer._meet("a checkpoint")
-        writing, comm = self._writing, self._optimizer.comm
+        writing, comm = self._writing, self._averager.comm
         if writing is not None and writing.comm is not comm:
             writing.give_up()
             writing = None
@@ -185,23 +195,24 @@ class Saver:
 
     def _part(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return copies of everything that is this rank's own."""
-        optimizer = self._optimizer
-        saved = optimizer.state_dict()
-        saved["averaging"]["equal"] = True
+        averager = self._averager
+        averaging = averager.state_dict() | {"equal": True}
+        averaging.pop("wide", None)  # it is rounded
         values = {name: state_of(value) for name, value in more.items()}
         return {
-            "optimizer": state.copied(saved),
-            "own": state.copied(state.own_of(optimizer.flat)),
+            "optimizers": [state.copied(each.state_dict()) for each in averager.optimizers.given],
+            "averaging": state.copied(averaging),
+            "own": state.copied(state.own_of(averager.flat)),
             "more": state.copied(values),
-            "generators": generators.states(optimizer.flat.device),
+            "generators": generators.states(averager.flat.device),
         }
 
     def _compared(self) -> dict[str, Any]:
-        return {**self.settings, **settings_of(self._optimizer)}
+        return {**self.settings, **settings_of(self._averager)}
 
     def _make_directory(self, step: int) -> Path:
         """Make the unfinished checkpoint's directory, which every rank must see; collective."""
-        comm = self._optimizer.comm
+        comm = self._averager.comm
         made: Path | CheckpointError | None = None
         if comm.rank == 0:
             try:
@@ -224,7 +235,7 @@ class Saver:
 
 def save(
     directory: str | Path,
-    optimizer: Averaging,
+    averager: Averager,
     *,
     keep: int = 2,
     settings: Mapping[str, Any] | None = None,
@@ -233,7 +244,7 @@ def save(
     """Average over all ranks, and write a checkpoint; collective.
 
     Args:
-        directory, optimizer, keep, settings: as for `Saver`.
+        directory, averager, keep, settings: as for `Saver`.
         **more: as for `Saver.begin`.
 
     Returns:
@@ -243,13 +254,13 @@ def save(
         Exception: as `Saver.begin` does.
 
     Example:
-        >>> checkpoint.save("checkpoints", optimizer, epoch=epoch + 1, scheduler=scheduler)
+        >>> checkpoint.save("checkpoints", averager, epoch=epoch + 1, scheduler=scheduler)
     """
-    saver = Saver(directory, optimizer, keep=keep, settings=settings)
+    saver = Saver(directory, averager, keep=keep, settings=settings)
     path = None
     while path is None:  # once, unless ranks die
         saver.begin(**more)
-        path = saver.finish()
+        path = averager._recovery.carried_out(saver._finish)  # no rank makes steps
     return path
 
 
@@ -258,10 +269,11 @@ def state_of(value: Any) -> Any:
     return value.state_dict() if callable(getattr(value, "state_dict", None)) else value
 
 
-def settings_of(optimizer: Averaging) -> dict[str, Any]:
-    """Return what must be the same of an optimizer, as JSON has it."""
-    settings = {name: plain(value) for name, value in optimizer.settings.items()}
-    return {"method": type(optimizer).__name__, **settings}
+def settings_of(averager: Averager) -> dict[str, Any]:
+    """Return what must be the same of an averager, as JSON has it."""
+    known = averager.settings.items()
+    settings = {name: plain(value) for name, value in known if name not in NOT_COMPARED}
+    return {"method": type(averager).__name__, **settings}
 
 
 def plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 
 from wagma.checkpoint.files import CheckpointError
 from wagma.optim.flat import FlatModel
+from wagma.optim.tensors import AVERAGED, OWN, Tensor
 
 
 class Unchanging:
@@ -98,11 +99,19 @@ def model_of(flat: FlatModel) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     return tensors, tied
 
 
+def shared(flat: FlatModel) -> list[Tensor]:
+    """Return what all ranks have alike, as it is now: averaged, or a parameter that is frozen."""
+    alike = [each for each in flat.tensors if each.role == AVERAGED or each.is_parameter]
+    # A buffer may have been replaced.
+    now = [each._replace(value=getattr(*each.homes[0], each.value)) for each in alike]
+    return [each for each in now if each.role != OWN]
+
+
 def own_of(flat: FlatModel) -> dict[str, Any]:
-    """Return what of the model's state no rank averages: integer buffers, extra state, ..."""
-    averaged = {id(tensor.value) for tensor in flat.averaged}
+    """Return what of the model's state is each rank's own: buffers not averaged, extra state, …"""
+    alike = {id(tensor.value) for tensor in shared(flat)}
     state = flat.model.state_dict(keep_vars=True)
-    return {name: value for name, value in state.items() if id(value) not in averaged}
+    return {name: value for name, value in state.items() if id(value) not in alike}
 
 
 def check_model(flat: FlatModel, tensors: Mapping[str, torch.Tensor], where: str) -> None:

@@ -8,24 +8,24 @@ import torch
 
 import collectives
 from collectives.settings import is_integer
+from wagma.optim.averager import Averager
+from wagma.optim.construction import AveragerOptions, given
 from wagma.optim.extras import Extra
-from wagma.optim.peers import PeerAveraging
 from wagma.optim.shards import Shards
 
 if TYPE_CHECKING:  # importing it initializes MPI
     import networkx
-    from mpi4py import MPI
     from typing_extensions import Unpack
 
 
-class ADPSGD(PeerAveraging):
+class ADPSGD(Averager):
     """Average the model with a random neighbor's while the next gradient is computed.
 
     A step adds the local optimizer's update to this rank's model, returns the model with the
     averages made meanwhile, and begins an average with a random neighbor; it waits for no rank.
 
     Example:
-        >>> optimizer = ADPSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> averager = ADPSGD(model, optimizer)
 
     Attributes:
         collective: the `collectives.PairwiseAverage` that averages.
@@ -33,53 +33,40 @@ class ADPSGD(PeerAveraging):
     Source: that of `collectives.PairwiseAverage`.
     """
 
+    _is_weighted = False
+    _buffers_apart = True
+    _not_for_it = ("average_state", "correction", "correction_period")
+    _makes = collectives.PairwiseAverage
     collective: collectives.PairwiseAverage
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: Any = None,
         *,
         graph: networkx.Graph | str | None = None,
         seed: int = 0,
         average_state: bool = False,
         correction: str | None = None,
         correction_period: int = 10,
-        comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.CollectiveOptions],
+        **options: Unpack[AveragerOptions],
     ):
-        """Wrap an optimizer and its model; collective.
+        """Average beside a model's optimizers; collective.
 
         Args:
-            optimizer, model, comm: as for `Averaging`.
+            model, optimizer: as for `Averager`.
             graph: connected networkx graph of the ranks, bipartite or not, or the name of one
                 (`collectives.graphs.NAMES`); None: any two ranks may meet.
             seed: seed of the neighbors drawn.
-            average_state, correction: for ranks with different data, see `Averaging`.
-            correction_period: number of steps whose gradients a control variate is the mean of, at
-                least 1.
-            **options: see `collectives.CollectiveOptions`.
-
-        Raises:
-            TypeError, ValueError: as `Averaging` does.
+            average_state: whether the optimizer's state is averaged, for ranks with different data.
+            correction: "control-variates", or None: for these, too, see `Averager`.
+            correction_period: steps whose gradients a control variate is the mean of, at least 1.
+            **options: see `AveragerOptions`.
         """
-        super().__init__(
-            optimizer,
-            model,
-            {
-                "graph": graph,
-                "seed": seed,
-                "average_state": average_state,
-                "correction": correction,
-                "correction_period": correction_period,
-            },
-            comm=comm,
-            **options,
-        )
+        super().__init__(model, optimizer, given(locals()), **options)
 
     def _check_settings(
         self,
-        optimizer: torch.optim.Optimizer,
         *,
         average_state: bool,
         correction: str | None,
@@ -96,24 +83,3 @@ class ADPSGD(PeerAveraging):
     def _make_extras(self, *, correction_period: int, **settings: Any) -> list[Extra]:
         self._correction_period = int(correction_period)
         return self._shards.make(self.flat, self._correction_period, replaced=False)
-
-    def _make_collective(
-        self,
-        comm: MPI.Intracomm,
-        *,
-        graph: networkx.Graph | str | None,
-        seed: int,
-        average_state: bool,
-        correction: str | None,
-        correction_period: int,
-        **options: Any,
-    ) -> collectives.PairwiseAverage:
-        self._seed = seed
-        return collectives.PairwiseAverage(comm, self._vectors, graph=graph, seed=seed, **options)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The seed of the neighbors drawn, and what is averaged beside the model."""
-        period = {"correction_period": self._correction_period}
-        chosen = self._shards.settings
-        return {"seed": self._seed, **chosen, **(period if chosen["correction"] else {})}

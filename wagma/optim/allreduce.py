@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -11,9 +11,11 @@ import torch
 import collectives
 from collectives.agreement import agreed
 from collectives.settings import checked_weight
-from wagma.optim.flat import drop_nonfinite, ids_of
-from wagma.optim.gradients import FlatGradients, GradientAveraging
-from wagma.optim.survival import Recovery
+from wagma.optim.averager import Averager
+from wagma.optim.construction import AveragerOptions, given
+from wagma.optim.flat import drop_nonfinite
+from wagma.optim.gradients import FlatGradients
+from wagma.optim.tensors import ids_of
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
@@ -22,12 +24,20 @@ if TYPE_CHECKING:  # importing it initializes MPI
 Batch = TypeVar("Batch")
 
 
-class Allreduce(GradientAveraging):
+class Allreduce(Averager):
     """Average the gradients over all ranks at every step, before the local optimizer's step.
 
     All ranks wait for each other, take the same step, and have the same parameters, bit for bit; up
     to rounding, these are the parameters of one process that trains on all ranks' batches.
-    `GradientAveraging` and `Averaging` describe what all methods that average gradients share.
+    `Averager` describes what all methods share.
+
+    A parameter without a gradient on this rank gets the mean if any rank has a gradient for it, and
+    is unchanged otherwise, so that equal models stay equal. Buffers differ between ranks, and are
+    averaged in `averaged()` and `synchronize()`. Of several optimizers all gradients are averaged
+    before the first one's step. A closure is called once, before that; the optimizer's step is
+    taken without it, and one that evaluates it several times is refused. A rank whose gradients are
+    not finite, whether or not a `GradScaler` finds that, is excluded from the mean, and uses the
+    others'; if no rank's are finite, no rank takes a step.
 
     If an exception ends a rank's step after its average has begun, the others take that step. This
     rank's next one then raises RuntimeError, the others' RankFailedError, unless all load a state
@@ -37,7 +47,7 @@ class Allreduce(GradientAveraging):
     that a rank has not begun in time, and the mean is over those that all ranks have computed.
 
     Example:
-        >>> optimizer = Allreduce(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> averager = Allreduce(model, optimizer)
 
     Attributes:
         computed: the number of micro-batches since the last step, or None if `within_limit` has not
@@ -48,6 +58,8 @@ class Allreduce(GradientAveraging):
     al., NeurIPS 2023; its published code divides by the number of all micro-batches instead.
     """
 
+    averages_gradients = True
+    _simulated_vectors = 4
     _uses_windows = True
     _survives = True
     _has_equal_models = True
@@ -58,48 +70,30 @@ class Allreduce(GradientAveraging):
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: Any = None,
         *,
         compute_limit: float | None = None,
-        comm: MPI.Intracomm | None = None,
-        survive: bool | Callable[[Recovery], object] = False,
-        **options: Unpack[collectives.CollectiveOptions],
+        **options: Unpack[AveragerOptions],
     ):
-        """Wrap an optimizer and its model; collective.
+        """Average beside a model's optimizers; collective.
 
         Args:
-            optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
-            model, comm, survive: as for `Averaging`.
+            model, optimizer: as for `Averager`; an optimizer that needs no closure.
             compute_limit: seconds of a step in which micro-batches begin, above 0; None: no limit.
-            **options: see `collectives.CollectiveOptions`.
-
-        Raises:
-            TypeError, ValueError: as `Averaging` does.
+            **options: see `AveragerOptions`.
         """
         self.compute_limit, self.left_out = compute_limit, 0
         self.computed: int | None = None
         self._clock = time.perf_counter
-        super().__init__(
-            optimizer,
-            model,
-            {"compute_limit": compute_limit},
-            comm=comm,
-            survive=survive,
-            **options,
-        )
+        super().__init__(model, optimizer, given(locals()), **options)
 
-    def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
-        super()._check_settings(optimizer)
+    def _check_settings(self, **settings: Any) -> dict[str, Any]:
+        super()._check_settings()
         limit = self.compute_limit
         if limit is not None and checked_weight(limit, "compute_limit") == 0:
             raise ValueError("compute_limit is 0, not above 0")
         return settings
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The limit, if there is one."""
-        return {} if self.compute_limit is None else {"compute_limit": self.compute_limit}
 
     def within_limit(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         """Yield a step's micro-batches, except those that do not begin within `compute_limit`.
@@ -115,7 +109,7 @@ class Allreduce(GradientAveraging):
             An iterator of those that begin in time.
 
         Example:
-            >>> for batch in optimizer.within_limit(batches):
+            >>> for batch in averager.within_limit(batches):
             ...     loss(model, batch).backward()
             >>> optimizer.step()
         """
@@ -147,20 +141,41 @@ class Allreduce(GradientAveraging):
             **options,
         )
 
-    def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Average the gradients over all ranks, then take a step of the wrapped optimizer."""
-        self._check_complete()
-        loss = self._compute_gradients(closure)
+    def _average_gradients(self, weight: float, finite: bool) -> bool:
+        """Average the gradients over all ranks."""
+        if not self._is_manual:  # where an update may need several averages
+            self._check_complete()
+        self.flat.check_places()
+        self._gradients.fill(finite)
         computed, self.computed = self.computed, None
         if computed is not None:
             self._gradients.divide(max(computed, 1))
             weight *= computed
-        if self._is_behind():
-            return loss
+        if self._recovery.is_behind():
+            return False
         self._is_incomplete = True
-        loss = self._average_and_step(closure, weight, loss)
+        vectors = self._gradients.vectors
+        result = self._recovery.average_step(lambda: self.collective(vectors, weight=weight))
+        if result is None:
+            return False
+        self._note(result)
+        self._end_call()
+        if result.weight > 0:
+            # A rank whose gradients are all in the mean need not read which ones are.
+            present: Iterable[Any] = self._gradients.own
+            if not (result.timely and weight > 0 and all(present)):
+                present = self._gradients.shares(self.collective)
+            self._gradients.write_back(present)
+            return True
+        # `zero_grad` does not reset those of parameters in no group, which would never be finite.
+        members = ids_of(self.optimizers.param_groups)
+        others = (tensor.value for tensor in self.flat.parameters)
+        drop_nonfinite(each for each in others if id(each) not in members)
+        return False
+
+    def _average(self, weight: float) -> None:
+        """Note that the step is complete."""
         self._is_incomplete = False
-        return loss
 
     def _check_complete(self) -> None:
         """Raise, on all ranks, if an exception ended the last step, which the others have taken."""
@@ -178,26 +193,6 @@ class Allreduce(GradientAveraging):
         super()._go_on_from(averaging)
         self._is_incomplete = False
 
-    @property
-    def _just_averaged(self) -> bool:
-        return super()._just_averaged and not self._is_incomplete
-
-    def _average_and_step(self, closure: Callable[[], Any] | None, weight: float, loss: Any) -> Any:
-        """Average the gradients, and take a step of the wrapped optimizer; return the loss."""
-        result = self._average_step(lambda: self.collective(self._gradients.vectors, weight=weight))
-        if result is None:
-            return loss
-        self._note(result)
-        if result.weight > 0:
-            # A rank whose gradients are all in the mean need not read which ones are.
-            present: Iterable[Any] = self._gradients.own
-            if not (result.timely and weight > 0 and all(present)):
-                present = self._gradients.shares(self.collective)
-            self._gradients.write_back(present)
-            returned = self._bare_step()
-            return returned if closure is None else loss
-        # `zero_grad` does not reset those of parameters in no group, which would never be finite.
-        members = ids_of(self.param_groups)
-        others = (tensor.value for tensor in self.flat.parameters)
-        drop_nonfinite(each for each in others if id(each) not in members)
-        return loss
+    def _state(self) -> dict[str, Any]:
+        state = super()._state()
+        return state | {"equal": state["equal"] and not self._is_incomplete}

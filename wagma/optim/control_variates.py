@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from wagma.optim.extras import Extra
-from wagma.optim.flat import FlatModel, dense_gradient, ids_of
+from wagma.optim.flat import FlatModel, dense_gradient
+from wagma.optim.optimizers import Optimizers
+from wagma.optim.tensors import ids_of
 from wagma.optim.vectors import new_vector
 
 # Optimizers whose only use of the gradient besides second moments is m = β₁ m + (1 − β₁) g.
@@ -63,13 +65,16 @@ class Variate(NamedTuple):
 class ControlVariates(Extra):
     """A rank's control variates.
 
+    All ranks have the same weight. A rank that leaves `join` takes its cr out of c; after the
+    block, and after a checkpoint of another rank or another number of ranks, every cr is c.
+
     Gradients are those that `step` finds in the parameters, unscaled, and clipped if the user does
     that; the corrected ones replace them there. Parameters without a gradient are not corrected. An
     Adam whose state is averaged keeps second moments of uncorrected gradients, and corrects only
     the first moments, unless its β₁ is 0.
 
     Args:
-        optimizer: the local optimizer.
+        optimizers: the local ones.
         flat: the model.
         steps: τ, number of steps with a gradient that cr is the mean of.
         by_moments: whether first moments are corrected instead of gradients, if the optimizer is
@@ -85,16 +90,18 @@ class ControlVariates(Extra):
     @torch.inference_mode(False)  # whatever the caller's mode, steps change them later
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         flat: FlatModel,
         *,
         steps: int,
         by_moments: bool,
         replaced: bool,
     ):
-        self.optimizer, self.flat, self.replaced = optimizer, flat, replaced
-        self._steps = steps
-        self._by_moments = by_moments and isinstance(optimizer, WITH_MOMENTS)
+        self.optimizers, self.flat, self.replaced = optimizers, flat, replaced
+        self._steps, self._by_moments = steps, by_moments
+        for tensor in flat.parameters:
+            if tensor.value.is_complex():
+                raise TypeError(f"correction: {tensor.kind} {tensor.name!r} is complex")
         self.mean = Variate.of(flat, flat.zeros)
         self.own, self._sum = Variate.of(flat), Variate.of(flat)
         self.memory = self.mean.memory
@@ -110,8 +117,8 @@ class ControlVariates(Extra):
     # A step
 
     @torch.no_grad()
-    def before_step(self) -> None:
-        """Add the gradients to their sum, and correct them.
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add the gradients of an optimizer's parameters to their sum, and correct them.
 
         Raises:
             TypeError: a gradient is sparse.
@@ -119,16 +126,16 @@ class ControlVariates(Extra):
         self._end_period(taken=True)  # if an exception has interrupted the call
         self._before = None
         # Nobody resets the gradients of others, which the local optimizer does not use.
-        members = ids_of(self.optimizer.param_groups)
+        members = ids_of(optimizer.param_groups)
         tensors = [each for each in self.flat.parameters if id(each.value) in members]
         found = [(tensor.value, dense_gradient(tensor)) for tensor in tensors]
         gradients = {value: gradient for value, gradient in found if gradient is not None}
         if not gradients:
             return
         torch._foreach_add_([self._sum.parts[p] for p in gradients], list(gradients.values()))
-        self._count += 1
-        if self._by_moments:
-            self._correct_moments(gradients)
+        self._count += optimizer is self.optimizers.given[0]
+        if self._by_moments and isinstance(optimizer, WITH_MOMENTS):
+            self._correct_moments(optimizer, gradients)
         else:
             self._correct(gradients)
 
@@ -138,23 +145,25 @@ class ControlVariates(Extra):
         torch._foreach_add_(values, [self.mean.parts[p] for p in gradients])
         torch._foreach_sub_(values, [self.own.parts[p] for p in gradients])
 
-    def _correct_moments(self, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
+    def _correct_moments(
+        self, optimizer: torch.optim.Optimizer, gradients: dict[torch.Tensor, torch.Tensor]
+    ) -> None:
         """Change first moments so that m = β₁ m + (1 − β₁) g becomes β₁ m + (1 − β₁) (g + c − cr).
 
         That is by (c − cr) (1 − β₁) / β₁, of which the sign is the other one where the optimizer
         maximizes, and uses −g. Without moments, as β₁ is 0, gradients are corrected. Parameters
         whose moments are still to be made have no variates yet.
         """
-        for group in self.optimizer.param_groups:
+        for group in optimizer.param_groups:
             beta = float(group["betas"][0])
             members = [p for p in group["params"] if p in gradients]
             if beta == 0:
                 if members:
                     self._correct({p: gradients[p] for p in members})
                 continue
-            members = [p for p in members if "exp_avg" in self.optimizer.state.get(p, {})]
+            members = [p for p in members if "exp_avg" in optimizer.state.get(p, {})]
             if members:
-                moments = [self.optimizer.state[p]["exp_avg"] for p in members]
+                moments = [optimizer.state[p]["exp_avg"] for p in members]
                 factor = (1 - beta) / beta
                 if group.get("maximize"):
                     factor = -factor

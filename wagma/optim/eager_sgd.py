@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,27 +11,30 @@ import torch
 
 import collectives
 from collectives.agreement import agreed
-from wagma.optim.gradients import FlatGradients, GradientAveraging
+from wagma.optim.averager import Averager
+from wagma.optim.construction import AveragerOptions, given
+from wagma.optim.gradients import FlatGradients
+from wagma.optim.joining import join_blocks
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
     from typing_extensions import Unpack
 
 
-class EagerSGD(GradientAveraging):
+class EagerSGD(Averager):
     """Contribute the gradient, and take a step with the contributions averaged since the last one.
 
     A late rank receives the newest average, and its gradient is in the next; no gradient is lost or
     counted twice. If nothing is new the gradient is 0. After every τ-th step all gradients have
     been applied, and all ranks have the average of their models. A weight multiplies the gradient.
-    The local optimizer's state is not averaged. `GradientAveraging` and `Averaging` describe what
-    all methods that average gradients share.
+    The local optimizer's state is not averaged. `Averager` describes what all methods share;
+    gradients, closures and several optimizers are as for `Allreduce`.
 
     A checkpoint is exact after a τ-th step: it lacks gradients that other ranks have not received
     yet.
 
     Example:
-        >>> optimizer = EagerSGD(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> averager = EagerSGD(model, optimizer)
 
     Attributes:
         collective: the `collectives.PartialAllreduce` that averages.
@@ -40,85 +43,81 @@ class EagerSGD(GradientAveraging):
     operations, PPoPP 2020; the periodic average of models is WAGMA-SGD's.
     """
 
+    averages_gradients = True
     _simulated_vectors = 6
     _uses_windows = True
     collective: collectives.PartialAllreduce
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: Any = None,
         *,
         trigger: str = "solo",
         sync_period: int = 10,
-        comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.CollectiveOptions],
+        **options: Unpack[AveragerOptions],
     ):
-        """Wrap an optimizer and its model; collective.
+        """Average beside a model's optimizers; collective.
 
         Args:
-            optimizer: any `torch.optim.Optimizer` of the model's parameters that needs no closure.
-            model, comm: as for `Averaging`.
+            model, optimizer: as for `Averager`; an optimizer that needs no closure.
             trigger: "solo": an average begins when the first rank arrives. "majority": when a rank
                 drawn for it arrives; on average half of the ranks have arrived then.
             sync_period: τ, steps from one average over all ranks to the next, at least 1.
-            **options: see `collectives.CollectiveOptions`.
-
-        Raises:
-            TypeError, ValueError: as `Averaging` does.
+            **options: see `AveragerOptions`.
         """
-        super().__init__(
-            optimizer, model, {"trigger": trigger, "sync_period": sync_period}, comm=comm, **options
-        )
+        super().__init__(model, optimizer, given(locals()), **options)
 
-    def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> collectives.PartialAllreduce:
+    def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> Any:
         self._gradients = agreed(comm, lambda: FlatGradients(self.flat))
         return collectives.PartialAllreduce(comm, self._gradients.vectors, **options)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The trigger and τ."""
-        return {"trigger": self.collective.trigger, "sync_period": self.collective.sync_period}
-
-    def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Contribute the gradient, and take a step of the wrapped optimizer with the average."""
-        loss = self._compute_gradients(closure)
+    def _average_gradients(self, weight: float, finite: bool) -> bool:
+        """Contribute the gradient, and put what has been averaged since in its place."""
+        self.flat.check_places()
+        self._gradients.fill(finite)
         own = np.array(self._gradients.own)  # all False if gradients are not finite
         if weight != 1:
             self._gradients.multiply(weight)
-        result = self.collective(self._gradients.vectors)
-        self._note(result)
-        returned = self._step_with_what_has_come(own)
-        if result.synchronized:
+        self._note(self.collective(self._gradients.vectors))
+        self._end_call()
+        self._take_what_has_come(own)
+        return True
+
+    def _average(self, weight: float) -> None:
+        """After every τ-th step, average the models."""
+        if self._result is not None and self._result.synchronized:
             self._average_now()
-            self.flat.mark_changed()
-        return returned if closure is None else loss
+            self._changed()
 
     def _average_now(self) -> None:
         """Set every rank's model to the average over all ranks; contributions are unaffected."""
-        self.collective.average(self._vectors)
+        self.collective.average(self._give())
 
     def _settle(self) -> None:
         """Apply all contributions, and set every rank's model to the average; collective."""
-        with self.join():
-            pass
+        self._check_usable()
+        with join_blocks.enter() as begun:
+            begun.enter_context(self._joined())
 
     def _go_on_from(self, averaging: dict[str, Any]) -> None:
         """Continue with its version, without outstanding contributions."""
         self.collective.load(averaging["version"])
 
     @contextmanager
-    def _joining_collective(self) -> Iterator[None]:
+    def _joining(self) -> Iterator[None]:
         made = self.collective.version
         self._gradients.clear()
         with self.collective.joining(self._gradients.vectors):
             yield
         is_last = made == self.collective.version
         if is_last:
-            self._step_with_what_has_come()
-        self.collective.average(self._vectors, weight=float(is_last))
+            self._take_what_has_come()
+            with self._steps_of.quiet():
+                for optimizer in self.optimizers.given:
+                    optimizer.step()
+        self.collective.average(self._give(), weight=float(is_last))
 
-    def _step_with_what_has_come(self, own: np.ndarray | bool = False) -> Any:
-        """Take a step with the parameters whose gradients have arrived or are this rank's own."""
+    def _take_what_has_come(self, own: np.ndarray | bool = False) -> None:
+        """Set the gradients of parameters for which some have arrived or are this rank's own."""
         self._gradients.write_back((self._gradients.shares(self.collective) != 0) | own)
-        return self._bare_step()

@@ -38,8 +38,8 @@ class Extra:
         """The vectors, for collectives."""
         return list(map(for_collective, self.memory))
 
-    def before_step(self) -> None:
-        """Use or change the gradients, of which the local optimizer makes a step next."""
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Use or change the gradients, of which this local optimizer makes a step next."""
 
     def after_step(self) -> None:
         """Put into the vectors what the local optimizer's step has changed."""
@@ -80,8 +80,5 @@ class Extra:
             state: what `state_dict` returned; None: nothing was saved.
         """
 
-    def check_group(self, group: dict[str, Any]) -> None:
-        """Accept a new parameter group; raise TypeError or ValueError if it is not averageable."""
-
     def release(self) -> None:
-        """Free the vectors, when the optimizer is closed."""
+        """Free the vectors, when the averager is closed."""

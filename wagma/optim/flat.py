@@ -1,323 +1,74 @@
-"""A model as one vector per dtype, which all methods of this package average.
-
-The steps, in this order: `survey` lists a model's tensors and refuses those that cannot be
-averaged, `agree` makes every rank refuse them alike, `broadcast` copies rank 0's values to every
-rank, and `FlatModel` moves the tensors into contiguous vectors.
-"""
+"""A model as one vector per dtype, which all methods of this package average."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from collectives.agreement import raise_collectively
 from collectives.memory import device_caches
-from wagma.optim.vectors import DeviceVector, dense_stride, for_collective, new_vector
+from wagma.optim.tensors import (
+    AVERAGED,
+    HALVES,
+    OWN,
+    Tensor,
+    named_tensors,
+    numbered,
+    place,
+)
+from wagma.optim.vectors import DeviceVector, for_collective, new_vector
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-DISTRIBUTED = {"DistributedDataParallel", "FullyShardedDataParallel"}  # of torch
+PIECE = 1 << 20  # elements of half precision that are converted at a time
 
 
-class Tensor(NamedTuple):
-    """A parameter or buffer, and the places in the model where it is registered."""
+class Saved(NamedTuple):
+    """Copies of a model's values: see `FlatModel.save`."""
 
-    kind: str
-    name: str
-    value: torch.Tensor
-    homes: list[tuple[torch.nn.Module, str]]  # (module, attribute); several when it is tied
-
-    def __str__(self) -> str:
-        stride = dense_stride(self.value)
-        layout = "" if stride == contiguous_stride(self.value) else f", strides {stride}"
-        dtype = str(self.value.dtype).removeprefix("torch.")
-        return f"{self.kind} {self.name!r}, {dtype} {tuple(self.value.shape)}{layout}"
+    vectors: list[torch.Tensor]
+    buffers: list[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]]  # home, tensor, copy
 
 
-class Constant(NamedTuple):
-    """A tensor that is not averaged, which a module may replace, where it was, and its value."""
+class Slots(NamedTuple):
+    """The vector of buffers of one dtype, and one of what they hold now, with parts for each."""
 
-    module: torch.nn.Module
-    attribute: str
-    tensor: torch.Tensor
-    value: torch.Tensor
-
-
-def survey(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """List the model's tensors, tied ones once, in the order of its modules.
-
-    Args:
-        model: `torch.nn.Module`, its parameters and buffers dense, the floating-point ones
-            float16, bfloat16, float32 or float64 and all on the CPU, or all on one CUDA device.
-        optimizer: `torch.optim.Optimizer` of some or all of the model's parameters.
-
-    Returns:
-        A list of `Tensor`.
-
-    Raises:
-        TypeError: not a module or an optimizer; a module that averages by itself (DDP, FSDP); a
-            tensor of another dtype, layout or device, of a class like DTensor, or made in
-            inference mode; floating-point tensors on several devices.
-        ValueError: a lazy parameter without a shape, a parameter of the optimizer that is not
-            the model's, elements that share memory without being of the same object, or a model
-            without any floating-point parameter.
-    """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}"
-        )
-    check_not_distributed(model)
-    tensors = list(named_tensors(model))
-    for tensor in tensors:
-        check_averageable(tensor)
-    check_any_parameter(tensors)
-    check_one_device(tensors)
-    check_no_aliases(tensors)
-    check_members(tensors, optimizer.param_groups)
-    return tensors
-
-
-def named_tensors(model: torch.nn.Module) -> Iterable[Tensor]:
-    """Yield every parameter and buffer once, with all its homes."""
-    found: dict[int, Tensor] = {}
-    for prefix, module in model.named_modules():
-        named = [("parameter", *item) for item in module.named_parameters(recurse=False)]
-        named += [("buffer", *item) for item in module.named_buffers(recurse=False)]
-        for kind, attribute, value in named:
-            if kind == "parameter" and not value.requires_grad:
-                kind = "frozen parameter"
-            name = f"{prefix}.{attribute}" if prefix else attribute
-            tensor = found.setdefault(id(value), Tensor(kind, name, value, []))
-            tensor.homes.append((module, attribute))
-    return found.values()
-
-
-def every_value(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the values of `named_tensors`, tied ones repeatedly: ten times as fast, unnamed."""
-    for module in model.modules():
-        for values in (module._parameters.values(), module._buffers.values()):
-            yield from (value for value in values if value is not None)
-
-
-def check_not_distributed(model: torch.nn.Module) -> None:
-    """Raise for a module that distributes or averages its parameters or gradients itself."""
-    for prefix, module in model.named_modules():
-        for kind in type(module).__mro__:  # by name: importing FSDP takes a second
-            if kind.__name__ in DISTRIBUTED and kind.__module__.startswith("torch."):
-                what = f"module {prefix!r}" if prefix else "the model"
-                raise TypeError(
-                    f"{what} is a {kind.__name__}, which averages by itself: pass the module that "
-                    "it wraps"
-                )
-
-
-def check_averageable(tensor: Tensor) -> None:
-    """Raise for a tensor that cannot become a part of a vector."""
-    value, name = tensor.value, f"{tensor.kind} {tensor.name!r}"
-    if torch.nn.parameter.is_lazy(value):
-        raise ValueError(f"{name} has no shape yet: run a batch through the model first")
-    if hasattr(type(value), "__tensor_flatten__"):
-        raise TypeError(f"{name} is a {type(value).__name__}: only plain tensors can be averaged")
-    if value.is_inference():
-        raise TypeError(f"{name} was made in torch.inference_mode(), so it cannot be trained")
-    if value.layout is not torch.strided:
-        raise TypeError(f"{name} is {value.layout}: only dense tensors can be averaged")
-    if value.device.type not in averageable_devices():
-        raise TypeError(f"{name} is on {value.device}, neither on the CPU nor on a CUDA device")
-    if value.is_complex() or (value.is_floating_point() and value.dtype not in DTYPES):
-        averageable = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise TypeError(f"{name} is {value.dtype}, not one of {averageable}")
-    if value.dtype is torch.bfloat16 and importlib.util.find_spec("ml_dtypes") is None:
-        raise TypeError(f"{name} is torch.bfloat16, which needs `pip install ml_dtypes`")
-    if any(size > 1 and not stride for size, stride in zip(value.shape, value.stride())):
-        raise ValueError(
-            f"{name} is expanded, so its elements share memory: register a clone() of it"
-        )
-
-
-def averageable_devices() -> set[str]:
-    """Return the kinds of devices whose memory a collective can average.
-
-    A backend that is not part of torch may use memory that the CUDA driver knows; if it does not,
-    the collective's constructor raises.
-    """
-    return {"cpu", "cuda", torch._C._get_privateuse1_backend_name()}
-
-
-def check_one_device(tensors: list[Tensor]) -> None:
-    """Raise TypeError for floating-point tensors on several devices."""
-    first, *others = [tensor for tensor in tensors if tensor.value.is_floating_point()]
-    for other in others:
-        if other.value.device != first.value.device:
-            raise TypeError(
-                f"{first.kind} {first.name!r} is on {first.value.device}, {other.kind} "
-                f"{other.name!r} on {other.value.device}: a model is averaged on one device"
-            )
-
-
-def check_any_parameter(tensors: list[Tensor]) -> None:
-    """Raise unless there is a floating-point parameter with elements."""
-    if not any(
-        "parameter" in tensor.kind and tensor.value.is_floating_point() and tensor.value.numel()
-        for tensor in tensors
-    ):
-        raise ValueError("the model has no floating-point parameters")
-
-
-def check_no_aliases(tensors: list[Tensor]) -> None:
-    """Raise for distinct tensors that share memory, which parts of the vector do not."""
-    cluster: list[Tensor] = []
-    end = 0  # a cluster: tensors whose address ranges overlap; they may still interleave
-    for tensor in sorted(tensors, key=lambda tensor: tensor.value.data_ptr()):
-        if not tensor.value.numel():
-            continue
-        start = tensor.value.data_ptr()
-        cluster = [*cluster, tensor] if start < end else [tensor]
-        end = max(end, start + extent(tensor.value))
-        other = sharer(cluster) if len(cluster) > 1 else None
-        if other:
-            raise ValueError(
-                f"{other.kind} {other.name!r} and {tensor.kind} {tensor.name!r} share memory but "
-                "are different objects: register one object twice to tie them"
-            )
-
-
-def extent(value: torch.Tensor) -> int:
-    """Return the bytes from a tensor's first element to the end of its last in memory."""
-    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride()))
-    return (last + 1) * value.itemsize
-
-
-def sharer(cluster: list[Tensor]) -> Tensor | None:
-    """Return the first tensor that has a byte in common with the last one, or None."""
-    base = min(tensor.value.data_ptr() for tensor in cluster)
-    length = max(tensor.value.data_ptr() - base + extent(tensor.value) for tensor in cluster)
-    taken = torch.zeros(length, dtype=torch.bool, device="cpu")
-
-    def bytes_of(value: torch.Tensor) -> torch.Tensor:
-        size = value.itemsize
-        stride = [stride * size for stride in value.stride()]
-        return taken.as_strided((*value.shape, size), (*stride, 1), value.data_ptr() - base)
-
-    *others, last = cluster
-    bytes_of(last.value).fill_(True)
-    return next((other for other in others if bytes_of(other.value).any()), None)
-
-
-def check_members(tensors: list[Tensor], param_groups: list[dict[str, Any]]) -> None:
-    """Raise ValueError for a parameter in the groups that is not among the tensors."""
-    members = {id(tensor.value) for tensor in tensors}
-    for number, index, parameter in numbered(param_groups):
-        if id(parameter) not in members:
-            raise ValueError(
-                f"{place(number, index, parameter)} is in the optimizer but not in the model, "
-                "so it would not be averaged"
-            )
-
-
-def ids_of(param_groups: list[dict[str, Any]]) -> set[int]:
-    """Return `id` of every parameter of the groups."""
-    return {id(parameter) for group in param_groups for parameter in group["params"]}
-
-
-def numbered(param_groups: list[dict[str, Any]]) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield each parameter of the groups after its group's number and its index there."""
-    for number, group in enumerate(param_groups):
-        for index, parameter in enumerate(group["params"]):
-            yield number, index, parameter
-
-
-def place(number: int, index: int, parameter: torch.Tensor) -> str:
-    """Return where a parameter is in an optimizer, and its shape, for a message."""
-    lazy = torch.nn.parameter.is_lazy(parameter)
-    shape = "without a shape" if lazy else f"shape {tuple(parameter.shape)}"
-    return f"parameter {index} of group {number}, {shape},"
-
-
-def agree(comm: MPI.Intracomm, find: Callable[[], list[Any]]) -> list[Any]:
-    """Return `find()` if it succeeds and prints the same on every rank; else raise everywhere.
-
-    Args:
-        comm: mpi4py communicator; collective.
-        find: function without arguments that returns a list, such as a survey; the `str` of its
-            elements must not differ between ranks. It may raise.
-
-    Raises:
-        TypeError, ValueError: the same on every rank; it names the ranks that raised or that differ
-            from rank 0, and the difference.
-        RuntimeError: for other errors of `find`, the same on every rank.
-    """
-    found: list[Any] = []
-    error: Exception | None = None
-    try:
-        found = find()
-    except (TypeError, ValueError) as problem:
-        error = problem
-    except Exception as problem:  # the other ranks wait for the outcome, whatever it is
-        error = RuntimeError(f"{type(problem).__name__}: {problem}")
-    mine = [str(item) for item in found]
-    reference = comm.bcast(None if error else mine, root=0)
-    if error is None and reference is not None and mine != reference:
-        error = ValueError(difference(reference, mine))
-    raise_collectively(comm, error)
-    return found
-
-
-def difference(reference: list[str], mine: list[str]) -> str:
-    """Return the first difference between two ranks' lists, as an error message."""
-    pairs = zip_longest(mine, reference, fillvalue="nothing")
-    here, there = next(pair for pair in pairs if pair[0] != pair[1])
-    return f"the model has {here} where rank 0 has {there}"
-
-
-def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
-    """Copy rank 0's value of every tensor, including integers, to every rank (collective)."""
-    error: Exception | None = None
-    for tensor in tensors:
-        value = tensor.value.detach()
-        try:
-            dense = value.contiguous().cpu()
-        except Exception as problem:  # of the device; the others wait in the broadcast
-            error, dense = error or problem, torch.empty(value.shape, dtype=value.dtype)
-        comm.Bcast(dense.view(-1).view(torch.uint8).numpy(), root=0)
-        try:
-            value.copy_(dense)
-        except Exception as problem:
-            error = error or problem
-    raise_collectively(comm, error)
+    vector: torch.Tensor
+    parts: list[torch.Tensor]
+    held: torch.Tensor
+    held_parts: list[torch.Tensor]
+    buffers: list[Tensor]
 
 
 class FlatModel:
     """A model whose averaged tensors are parts of one contiguous vector for each dtype.
 
-    All floating-point parameters are averaged, including frozen ones (so that they can join the
-    optimizer later), and all floating-point buffers, such as BatchNorm's running statistics.
-    Integer tensors are not, nor are buffers and frozen parameters with a non-finite value: an
-    attention mask of -inf is a constant, and would make every average non-finite.
+    Parameters become parts of the vectors of their dtypes. With `wide`, those of half precision
+    have a vector of float32 beside that, which is averaged in its place: `give` adds their changes
+    to it, and `take` rounds it to them, so that no update is lost because it is small beside the
+    mean. Memory: 4 bytes for each element of half precision.
 
-    Each tensor has a storage of its own, which is its part of the vector, so that saving or copying
-    some of them does not include the others. `release` gives them memory of their own.
+    Buffers keep their memory, and may be replaced. `give` copies their finite elements to vectors
+    of their own, at the end, and `take` copies these back, except where a buffer is infinite: a
+    mask of −inf stays as it is. Elements that are NaN become the average of the others'.
+
+    Each parameter has a storage of its own, which is its part of the vector, so that saving or
+    copying some of them does not include the others. `release` gives them memory of their own.
 
     Attributes:
         model: the `torch.nn.Module`.
-        averaged, constant: lists of the tensors that are averaged and of those that are not.
-        device: the `torch.device` that the averaged tensors are on; the others stay where they are.
-        vectors: list of 1-D arrays for collectives, one for each dtype of the averaged tensors
-            (float16, bfloat16, float32, float64), that share the tensors' memory: numpy arrays,
-            with bfloat16 from ml_dtypes, or `DeviceVector`s on a CUDA device. Each tensor starts at
-            a multiple of 64 bytes; the gaps hold zeros. Empty after `release`.
-        memory: list of the same vectors as 1-D tensors.
-        dtypes: list of the vectors' `torch.dtype`s.
+        tensors: list of the model's `Tensor`s, also of those that are not averaged.
+        parameters, buffers: lists of the averaged ones.
+        device: the `torch.device` that these are on.
+        memory: list of the vectors as 1-D tensors: of parameters, then of buffers.
+        vectors: the same for collectives: numpy arrays, with bfloat16 from ml_dtypes, or
+            `DeviceVector`s on a CUDA device. Each tensor starts at a multiple of 64 bytes; the gaps
+            hold zeros. Empty after `release`.
+        by_value: the indices of the vectors of buffers.
+        dtypes: list of the `torch.dtype`s of the parameters.
         zeros: function that makes vectors that are averaged, as `torch.zeros` does.
     """
 
@@ -327,152 +78,293 @@ class FlatModel:
         model: torch.nn.Module,
         tensors: list[Tensor],
         zeros: Callable[..., torch.Tensor] = torch.zeros,
+        *,
+        wide: bool = False,
+        buffers_apart: bool = False,
     ):
-        """Move the tensors, the model's survey after its broadcast, into new buffers.
+        """Move the tensors, the model's survey after its broadcast, into new vectors.
 
-        Those are what `zeros` returns, as are other vectors that are averaged with them. Shapes,
-        strides and values stay, and so do the `torch.nn.Parameter` objects.
+        Those are what `zeros` returns. Shapes, strides and values stay, and so do the objects. With
+        `buffers_apart` buffers are not in `memory`, but for `average_buffers`.
         """
-        self.model = model
-        self.averaged = [tensor for tensor in tensors if is_averaged(tensor)]
-        self.constant = [tensor for tensor in tensors if not is_averaged(tensor)]
-        if not any(tensor.value.numel() for tensor in self.averaged):
-            raise ValueError("nothing to average: all of the model is frozen and not finite")
-        self.dtypes = list(dict.fromkeys(tensor.value.dtype for tensor in self.averaged))
-        self.device = self.averaged[0].value.device
-        self.zeros = zeros
-        self.memory = [flatten([t.value for t in self.of(dtype)], zeros) for dtype in self.dtypes]
+        self.model, self.tensors, self.zeros = model, tensors, zeros
+        averaged = [tensor for tensor in tensors if tensor.role == AVERAGED]
+        self.parameters = [tensor for tensor in averaged if tensor.is_parameter]
+        self.buffers = [tensor for tensor in averaged if not tensor.is_parameter]
+        self.device = self.parameters[0].value.device
+        self.dtypes = list(dict.fromkeys(real_dtype(each.value) for each in self.parameters))
+        self.parts: dict[torch.Tensor, torch.Tensor] = {}  # of parameters, as real numbers
+        self._memory = [self._flatten(dtype) for dtype in self.dtypes]
+        # Vectors of half precision, and those averaged in their place.
+        self._widened = [
+            (vector, zeros(vector.numel(), dtype=torch.float32, device=self.device))
+            for vector in self._memory
+            if wide and vector.dtype in HALVES
+        ]
+        for vector, stand_in in self._widened:
+            stand_in.copy_(vector)
+        stand_ins = {id(vector): stand_in for vector, stand_in in self._widened}
+        self.memory = [stand_ins.get(id(vector), vector) for vector in self._memory]
+        slots: list[Slots] = []
+        for dtype in dict.fromkeys(slot_dtype(each.value, wide) for each in self.buffers):
+            members = [each for each in self.buffers if slot_dtype(each.value, wide) is dtype]
+            values = [as_real(each.value.detach()) for each in members]
+            slots.append(
+                Slots(*new_vector(values, dtype, zeros), *new_vector(values, dtype), members)
+            )
+            torch._foreach_copy_(slots[-1].parts, values)
+        self._slots, self._apart = ([], slots) if buffers_apart else (slots, [])
+        self.by_value = [len(self.memory) + k for k in range(len(self._slots))]
+        self.memory += [each.vector for each in self._slots]
         self.vectors: list[np.ndarray | DeviceVector] = list(map(for_collective, self.memory))
         if self.device.type != "cpu":
             # The tensors' former memory, as much as the model has, for the collective's vectors.
             device_caches.empty()
-        self._ids = {id(tensor.value) for tensor in self.averaged}
-        self._known = self._ids.union(id(tensor.value) for tensor in self.constant)
+        self._unseen: Any = 0  # calls in which a buffer on a device was left out
+        self._ids = {id(tensor.value) for tensor in self.parameters}
         self._places = [
-            (module, attribute, tensor, tensor.value.data_ptr())
-            for tensor in self.averaged
+            (module._parameters, attribute, tensor, tensor.value.data_ptr())
+            for tensor in self.parameters
             for module, attribute in tensor.homes
         ]
 
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The averaged tensors that are parameters, frozen or not."""
-        return [tensor for tensor in self.averaged if "parameter" in tensor.kind]
+    def _flatten(self, dtype: torch.dtype) -> torch.Tensor:
+        """Make the parameters of a dtype parts of a new vector, and return that."""
+        values = [each.value for each in self.of(dtype)]
+        wide = torch.zeros if dtype in HALVES else self.zeros
+        vector, parts = new_vector(list(map(as_real, values)), zeros=wide)
+        for value, part in zip(values, parts, strict=True):
+            part.copy_(as_real(value.detach()))
+            self.parts[value] = part
+            value.data = torch.view_as_complex(part) if value.is_complex() else part
+        return vector
 
     def of(self, dtype: torch.dtype) -> list[Tensor]:
-        """Return the averaged tensors of a dtype, in their order in its vector."""
-        return [tensor for tensor in self.averaged if tensor.value.dtype is dtype]
+        """Return the averaged parameters of a dtype, in their order in its vector."""
+        return [each for each in self.parameters if real_dtype(each.value) is dtype]
+
+    # Between the model and the vectors
+
+    @torch.no_grad()
+    def give(self) -> list[str]:
+        """Bring the vectors up to date; return names of buffers with elements that are left out.
+
+        Raises:
+            RuntimeError: a parameter was replaced, or a buffer by one of another kind.
+        """
+        self.check_places()
+        for halves, wide in self._widened:
+            for begin in range(0, wide.numel(), PIECE):
+                own, base = halves[begin : begin + PIECE], wide[begin : begin + PIECE]
+                base += own.float() - base.to(own.dtype).float()
+        return [name for slots in self._slots for name in self._fill(slots)]
+
+    def _fill(self, slots: Slots) -> list[str]:
+        """Copy the finite elements of buffers to their vector; return the names of the others."""
+        torch._foreach_copy_(slots.held_parts, list(map(self._current, slots.buffers)))
+        finite = slots.held.isfinite()
+        if slots.held.is_cpu and bool(finite.all()):
+            slots.vector.copy_(slots.held)
+            return []
+        slots.vector.copy_(torch.where(finite, slots.held, slots.vector))
+        if not slots.held.is_cpu:  # a look would wait for the device
+            self._unseen = self._unseen + ~finite.all()
+            return []
+        pairs = zip(slots.buffers, slots.held_parts)
+        return [each.name for each, part in pairs if not bool(part.isfinite().all())]
+
+    def unseen(self) -> list[str]:
+        """Return names of buffers on a device that were left out since the last call."""
+        count, self._unseen = int(self._unseen), 0
+        pairs = ((each, self._current(each)) for each in self.buffers if count)
+        return [each.name for each, value in pairs if not bool(value.isfinite().all())]
+
+    @torch.no_grad()
+    def take(self, share: float = 0.0) -> None:
+        """Go on from what a collective has put into the vectors.
+
+        Args:
+            share: that of this rank's buffers in the average, with which their changes since `give`
+                are added: they then have the weight that the former values had.
+        """
+        for halves, wide in self._widened:
+            halves.copy_(wide)
+        for slots in self._slots:
+            self._put(slots, share)
+
+    def mark_changed(self) -> None:
+        """Make autograd refuse a graph built with the parameters before they changed."""
+        trained = [each.value for each in self.parameters if each.value.requires_grad]
+        torch.autograd.graph.increment_version(trained)
+
+    def _put(self, slots: Slots, share: float) -> None:
+        """Copy the vector of buffers to them, except where they are infinite."""
+        values = list(map(self._current, slots.buffers))
+        mean = slots.vector
+        before = slots.held.clone() if share else slots.held
+        torch._foreach_copy_(slots.held_parts, values)
+        if share:
+            mean = mean + share * (slots.held - before).nan_to_num_(0.0, 0.0, 0.0)
+        torch.where(slots.held.isinf(), slots.held, mean, out=slots.held)
+        torch._foreach_copy_(values, slots.held_parts)
+
+    @torch.no_grad()
+    def average_buffers(self, comm: MPI.Intracomm) -> None:
+        """Set buffers that are apart to their mean over all ranks, in their order; collective."""
+        for slots in self._apart:
+            self._fill(slots)
+            each = comm.allgather(slots.vector.cpu().numpy().copy())
+            slots.vector.copy_(torch.from_numpy(np.mean(each, axis=0, dtype=each[0].dtype)))
+            self._put(slots, 0.0)
+
+    def _current(self, tensor: Tensor) -> torch.Tensor:
+        """Return a buffer as it is now, as real numbers."""
+        module, attribute = tensor.homes[0]
+        value = module._buffers.get(attribute)
+        if value is None or value.shape != tensor.value.shape or value.dtype != tensor.value.dtype:
+            raise RuntimeError(
+                f"buffer {tensor.name!r} was replaced by one of another shape or dtype, so it "
+                "cannot be averaged: exclude it, or register it with persistent=False"
+            )
+        return as_real(value.detach())
+
+    def round(self) -> None:
+        """Let what is averaged in place of half precision be the model's own values, rounded."""
+        for halves, wide in self._widened:
+            wide.copy_(halves)
+
+    # What a model must be
 
     def check(self) -> None:
         """Raise RuntimeError if the model has something to average that is not in the vectors."""
         self.check_places()
-        if not self.vectors or self._knows(every_value(self.model)):
+        if not self.vectors:
             return
+        known = {id(tensor.value) for tensor in self.tensors}
+        names = {tensor.name for tensor in self.tensors if not tensor.is_parameter}
         for tensor in named_tensors(self.model):
-            if not self._knows([tensor.value]) and is_new_part(tensor):
+            is_known = tensor.name in names or id(tensor.value) in known
+            if tensor.is_parameter:
+                is_known = id(tensor.value) in self._ids or not tensor.value.requires_grad
+                is_known = is_known or self._is_own(tensor.value)
+            if not is_known and (tensor.value.is_floating_point() or tensor.value.is_complex()):
                 raise RuntimeError(
-                    f"{tensor.kind} {tensor.name!r} was added after the model was wrapped, so it "
-                    "is not averaged: close the optimizer, and wrap the model again"
+                    f"{tensor.kind} {tensor.name!r} was added or unfrozen after the averager was "
+                    "made, so it is not averaged: call refresh() on all ranks"
                 )
 
-    def _knows(self, values: Iterable[torch.Tensor]) -> bool:
-        return self._known.issuperset(map(id, values))
-
     def check_places(self) -> None:
-        """Raise RuntimeError if a tensor of the model is no longer a part of its vector."""
-        for module, attribute, tensor, address in self._places:
-            value = getattr(module, attribute, None)
-            if not isinstance(value, torch.Tensor) or value.data_ptr() != address:
+        """Raise RuntimeError if a parameter of the model is no longer a part of its vector."""
+        for parameters, attribute, tensor, address in self._places:
+            value = parameters.get(attribute)
+            if value is None or value.data_ptr() != address:
                 raise RuntimeError(
-                    f"{tensor.kind} {tensor.name!r} was replaced after the model was wrapped, "
-                    "so it cannot be averaged: change it in place, or wrap the model afterwards"
+                    f"{tensor.kind} {tensor.name!r} was replaced after the averager was made, so "
+                    "it cannot be averaged: change it in place, or make the averager afterwards"
                 )
 
     def check_members(self, param_groups: list[dict[str, Any]]) -> None:
         """Raise ValueError for a parameter in the groups that could be trained but not averaged."""
-        for number, index, parameter in numbered(param_groups):
-            if id(parameter) in self._ids or not parameter.requires_grad:
-                continue
-            reason = "is in the optimizer but was not in the model"
-            if any(tensor.value is parameter for tensor in self.constant):
-                reason = "was frozen and not finite"
-            raise ValueError(
-                f"{place(number, index, parameter)} {reason} when the model was wrapped, so it "
-                "would not be averaged"
-            )
+        for group in param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in self._ids or not parameter.requires_grad:
+                    continue
+                if not self._is_own(parameter):
+                    self._refuse(param_groups, parameter)
+
+    def _refuse(self, param_groups: list[dict[str, Any]], stranger: torch.Tensor) -> None:
+        where = next(each for each in numbered(param_groups) if each[2] is stranger)
+        frozen = any(each.value is stranger for each in self.tensors)
+        reason = (
+            "was frozen when the averager was made: call refresh() on all ranks"
+            if frozen
+            else "is in the optimizer but was not in the model when the averager was made"
+        )
+        raise ValueError(f"{place(*where)} is not averaged: it {reason}")
+
+    def _is_own(self, parameter: torch.Tensor) -> bool:
+        return any(each.value is parameter and each.role == OWN for each in self.tensors)
 
     def wait_for_device(self) -> None:
         """Wait until a device has done what is on its current stream, before reading a clock."""
         if self.device.type != "cpu":
             torch.get_device_module(self.device).current_stream(self.device).synchronize()
 
-    def mark_changed(self) -> None:
-        """Make autograd refuse a graph built with the parameters before they changed."""
-        for tensor in self.averaged:
-            if tensor.value.requires_grad:
-                torch.autograd.graph.increment_version(tensor.value)
+    # Copies
 
-    def save(self) -> tuple[list[torch.Tensor], list[Constant]]:
-        """Return a copy of every tensor's value, averaged or not, for `restore`."""
-        homes = [home for tensor in self.constant for home in tensor.homes]
-        found = [(*home, getattr(*home, None)) for home in homes]
-        constants = [
-            Constant(module, attribute, tensor, tensor.detach().clone())
-            for module, attribute, tensor in found
-            if isinstance(tensor, torch.Tensor)
-        ]
-        return [vector.clone() for vector in self.memory], constants
+    @property
+    def _all(self) -> list[torch.Tensor]:
+        held = [slots.held for slots in self._slots]
+        return [*self.memory, *(halves for halves, _ in self._widened), *held]
 
-    def restore(self, saved: tuple[list[torch.Tensor], list[Constant]]) -> None:
+    @torch.no_grad()
+    def save(self) -> Saved:
+        """Return a copy of every value that is averaged, and of all buffers, for `restore`."""
+        return Saved([v.clone() for v in self._all], list(copied_buffers(self.model)))
+
+    @torch.no_grad()
+    def restore(self, saved: Saved) -> None:
         """Put the values that `save` returned back, bit for bit."""
-        vectors, constants = saved
-        for vector, value in zip(self.memory, vectors, strict=True):
+        for vector, value in zip(self._all, saved.vectors, strict=True):
             vector.copy_(value)
-        for module, attribute, tensor, value in constants:
+        for module, attribute, tensor, value in saved.buffers:
             if tensor.is_inference():  # made by the module in that mode, and fixed outside of it
                 tensor = value.clone()
             else:
                 tensor.detach().copy_(value)
-            if getattr(module, attribute, None) is not tensor:
+            if module._buffers.get(attribute) is not tensor:
                 setattr(module, attribute, tensor)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the model's `state_dict()` of clones; tied tensors share one."""
-        state, clones = self.model.state_dict(), {}
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor):  # else it is a module's extra state
-                memory = value.data_ptr(), value.dtype, value.shape, value.stride()
-                if memory not in clones:
-                    clones[memory] = value.clone()
-                state[name] = clones[memory]
-        return state
+    @property
+    def stand_ins(self) -> list[torch.Tensor]:
+        """The vectors that are averaged in place of half precision: part of a state."""
+        return [wide for _, wide in self._widened]
 
     @torch.inference_mode(False)
     def release(self) -> None:
-        """Give every averaged tensor memory of its own, with the same strides and values.
+        """Give every averaged parameter memory of its own, with the same strides and values.
 
-        Tensors that have been replaced are unchanged. Memory: in addition to the model, the vector
-        of one dtype at a time.
+        Parameters that have been replaced are unchanged. Memory: in addition to the model, the
+        vector of one dtype at a time.
         """
+        self.vectors, self.memory, self._widened, self._slots, self._apart = [], [], [], [], []
         for dtype in self.dtypes:
             for _, _, tensor, address in self._places:
                 value = tensor.value
-                if value.dtype is dtype and value.data_ptr() == address:
+                if real_dtype(value) is dtype and value.data_ptr() == address:
                     own = torch.empty_strided(
-                        value.shape, value.stride(), dtype=dtype, device=value.device
+                        value.shape, value.stride(), dtype=value.dtype, device=value.device
                     )
+                    self.parts.pop(value, None)
                     value.data = own.copy_(value.detach())
-            del self.vectors[:1], self.memory[:1]
+            del self._memory[:1]
         self._places = []
 
 
-def flatten(values: list[torch.Tensor], zeros: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Make the tensors, all of one dtype, parts of a new vector, and return that."""
-    vector, parts = new_vector(values, zeros=zeros)
-    for value, part in zip(values, parts, strict=True):
-        part.copy_(value.detach())
-        value.data = part
-    return vector
+def copied_buffers(
+    model: torch.nn.Module,
+) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]]:
+    """Yield the places of a model's buffers, and what is there, with a copy."""
+    for module in model.modules():
+        for attribute, tensor in module._buffers.items():
+            if tensor is not None:
+                yield module, attribute, tensor, tensor.detach().clone()
+
+
+def as_real(value: torch.Tensor) -> torch.Tensor:
+    """Return a view of complex numbers as pairs of real ones; other tensors as they are."""
+    return torch.view_as_real(value) if value.is_complex() else value
+
+
+def real_dtype(value: torch.Tensor) -> torch.dtype:
+    """Return the dtype of a tensor's real numbers."""
+    return value.dtype.to_real() if value.is_complex() else value.dtype
+
+
+def slot_dtype(value: torch.Tensor, wide: bool) -> torch.dtype:
+    """Return the dtype in which a buffer is averaged."""
+    dtype = real_dtype(value)
+    return torch.float32 if wide and dtype in HALVES else dtype
 
 
 def dense_gradient(tensor: Tensor) -> torch.Tensor | None:
@@ -494,25 +386,3 @@ def drop_nonfinite(parameters: Iterable[torch.Tensor]) -> None:
             gradient.layout is not torch.strided or not gradient.isfinite().all()
         ):
             parameter.grad = None
-
-
-def is_averaged(tensor: Tensor) -> bool:
-    """Return whether a tensor is averaged: see `FlatModel`."""
-    value = tensor.value.detach()
-    return value.is_floating_point() and (
-        tensor.kind == "parameter" or bool(value.isfinite().all())
-    )
-
-
-def is_new_part(tensor: Tensor) -> bool:
-    """Return whether a tensor that is new to the model must be averaged: see `check`."""
-    module, attribute = tensor.homes[0]
-    if tensor.kind == "buffer":
-        persistent = attribute not in module._non_persistent_buffers_set
-        return persistent and tensor.value.is_floating_point()
-    return tensor.value.requires_grad
-
-
-def contiguous_stride(value: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a contiguous copy."""
-    return torch.empty(value.shape, device="meta").stride()

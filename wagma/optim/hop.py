@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
-from wagma.optim.peers import PeerAveraging
+from wagma.optim.averager import Averager
+from wagma.optim.construction import AveragerOptions, given
 
 if TYPE_CHECKING:  # importing it initializes MPI
     import networkx
-    from mpi4py import MPI
     from typing_extensions import Unpack
 
 
-class Hop(PeerAveraging):
+class Hop(Averager):
     """Average the model with the neighbors' in a graph, some of which may be stragglers.
 
     By default a step is D-PSGD's: x_{k+1} = Σ_j W_ij x_k^j + update, where the update is the local
@@ -27,8 +27,8 @@ class Hop(PeerAveraging):
     number of steps.
 
     Example:
-        >>> optimizer = Hop(torch.optim.SGD(model.parameters(), lr=0.1), model, backup=1)
-        >>> while optimizer.collective.version < iterations:
+        >>> averager = Hop(model, optimizer, backup=1)
+        >>> while averager.collective.version < iterations:
         ...     ...
         ...     optimizer.step()
 
@@ -40,12 +40,15 @@ class Hop(PeerAveraging):
     """
 
     _simulated_vectors = 8  # with some that are queued
+    _is_weighted = False
+    _buffers_apart = True
+    _makes = collectives.QueuedNeighborAverage
     collective: collectives.QueuedNeighborAverage
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: Any = None,
         *,
         graph: networkx.Graph | str | None = "ring-based",
         max_gap: int | str | None = "auto",
@@ -56,13 +59,12 @@ class Hop(PeerAveraging):
         skip_trigger: int | None = None,
         mode: str = "standard",
         order: str = "parallel",
-        comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.CollectiveOptions],
+        **options: Unpack[AveragerOptions],
     ):
-        """Wrap an optimizer and its model; collective.
+        """Average beside a model's optimizers; collective.
 
         Args:
-            optimizer, model, comm: as for `Averaging`.
+            model, optimizer: as for `Averager`.
             graph: the name of a graph of the ranks (`collectives.graphs.NAMES`), or a networkx
                 graph, (strongly) connected.
             max_gap: the largest number of iterations that a rank may be ahead of one that averages
@@ -80,45 +82,9 @@ class Hop(PeerAveraging):
                 one.
             order: "parallel": models are sent while the gradient is computed. "serial": a step
                 sends the model with its update, and waits for those of the neighbors.
-            **options: see `collectives.CollectiveOptions`.
-
-        Raises:
-            TypeError, ValueError: as `Averaging` and `collectives.QueuedNeighborAverage` do.
+            **options: see `AveragerOptions`.
         """
-        super().__init__(
-            optimizer,
-            model,
-            {
-                "graph": graph,
-                "max_gap": max_gap,
-                "backup": backup,
-                "staleness": staleness,
-                "mean": mean,
-                "max_skip": max_skip,
-                "skip_trigger": skip_trigger,
-                "mode": mode,
-                "order": order,
-            },
-            comm=comm,
-            **options,
-        )
-
-    def _check_settings(self, optimizer: torch.optim.Optimizer, **settings: Any) -> dict[str, Any]:
-        self._settings = dict(settings)
-        return {}
-
-    def _make_collective(
-        self, comm: MPI.Intracomm, **settings: Any
-    ) -> collectives.QueuedNeighborAverage:
-        return collectives.QueuedNeighborAverage(comm, self.flat.vectors, **settings)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The graph's name, if it has one, the gap, backups, staleness, skipping and modes."""
-        named = {**self._settings, "max_gap": self.collective.max_gap}
-        del named["graph"]
-        graph = self._settings["graph"]
-        return {"graph": graph, **named} if isinstance(graph, str) else named
+        super().__init__(model, optimizer, given(locals()), **options)
 
     def report(self) -> dict[str, Any]:
         """Return how many iterations this rank has skipped, for a record of the run."""

@@ -1,4 +1,4 @@
-"""The interfaces of collectives for optimizers, and of optimizers for trainers."""
+"""The interfaces of collectives for averagers, and of averagers for trainers."""
 
 from __future__ import annotations
 
@@ -8,64 +8,46 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
     from types import TracebackType
 
-__all__ = ["AveragingOptimizer", "Collective"]
+__all__ = ["Averager", "Collective"]
 
 
 @runtime_checkable
 class Collective(Protocol):
-    """What `Averaging` requires of a collective; `GroupAllreduce` documents the methods."""
+    """What an averager requires of a collective; `GroupAllreduce` documents the methods."""
 
     rank: int
     size: int
 
     @property
-    def version(self) -> int:
-        """The number of calls that this rank has made."""
+    def version(self) -> int: ...
 
     @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
+    def closed(self) -> bool: ...
 
-    def average(self, vectors: list[Any], /) -> None:
-        """Overwrite the vectors by all ranks' averages, and change nothing else; collective."""
-
-    def synchronize(self, vectors: list[Any], /) -> None:
-        """Average over all ranks, which continue from the average; collective."""
-
-    def load(self, vectors: list[Any], version: int, /) -> None:
-        """Let all ranks continue from these vectors and this version; collective."""
-
-    def joining(self, vectors: list[Any], /) -> AbstractContextManager[None]:
-        """Take part in the others' operations until all have left a block; collective."""
-
-    def statistics(self) -> Any:
-        """Return the `collectives.statistics.Statistics` of this rank so far."""
-
-    def fail(self, error: BaseException) -> None:
-        """Report this rank's error to all ranks."""
-
-    def close(self) -> None:
-        """Leave the collective; collective."""
-
+    def average(self, vectors: list[Any], /) -> None: ...
+    def synchronize(self, vectors: list[Any], /) -> None: ...
+    def load(self, vectors: list[Any], version: int, /) -> None: ...
+    def joining(self, vectors: list[Any], /) -> AbstractContextManager[None]: ...
+    def statistics(self) -> Any: ...
+    def fail(self, error: BaseException) -> None: ...
+    def close(self) -> None: ...
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
-        """Leave a block, and report the error that ends it, if any, to all ranks."""
+    ) -> None: ...
 
 
 @runtime_checkable
-class AveragingOptimizer(Protocol):
-    """What `wagma train` requires of an optimizer that averages between ranks.
+class Averager(Protocol):
+    """What `wagma train` requires of what averages between ranks, at the steps of an optimizer.
 
     Attributes:
-        optimizer: the wrapped optimizer, which makes the rank's own steps.
         collective: the collective that averages: at least `statistics` and `fail` of a
             `Collective`.
-        result, results: of the call that was completed last, and of those that the last step
-            completed: objects with `version`, `timely`, `source`, `synchronized` and `group`.
+        results: of the calls that the last step completed: objects with `version`, `timely`,
+            `source`, `synchronized` and `group`.
 
     Optional: a `module` to compute the loss with; `backward(loss)`, which computes the gradients
     and returns the seconds spent waiting for other ranks; `statistics()`, if there are more than
@@ -80,20 +62,16 @@ class AveragingOptimizer(Protocol):
     None on the others.
     """
 
-    optimizer: Any
     collective: Any
-    result: Any
     results: list[Any]
+
+    @property
+    def result(self) -> Any:
+        """The result of the call that was completed last."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """The method's settings by name, defaults resolved."""
-
-    def zero_grad(self) -> None:
-        """Reset the gradients."""
-
-    def step(self) -> Any:
-        """Make a step, and average as the method does; return the loss, if it is known."""
 
     def complete(self) -> None:
         """Complete the average that the last step started."""

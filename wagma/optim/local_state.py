@@ -8,27 +8,16 @@ Source: our own. DES-LOC (arXiv 2505.22549) averages Adam's states less often th
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from wagma.optim.extras import Extra
-from wagma.optim.flat import DTYPES, FlatModel, numbered, place
+from wagma.optim.flat import FlatModel
+from wagma.optim.optimizers import Optimizers, needs_closure, trial
+from wagma.optim.tensors import DTYPES
 from wagma.optim.vectors import new_vector, with_storage
-from wagma.optim.wrapper import needs_closure
-
-# Sizes of the parameters that an optimizer is tried with: none is like another.
-SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
-HOOKS = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
 
 
 class Kind(NamedTuple):
@@ -49,26 +38,36 @@ class Kind(NamedTuple):
 
 
 class StateLayout:
-    """What an optimizer keeps for each parameter, also before its first step.
+    """What optimizers keep for each parameter, also before their first step.
 
     Args:
-        optimizer: any `torch.optim.Optimizer`. If it has no state yet, a copy of it makes a step
-            with small parameters.
+        optimizers: any of torch's. Of one without a state a copy makes a step with small
+            parameters.
 
     Raises:
-        TypeError: its state is not averageable; the message names the optimizer and the state.
+        TypeError: a state is not averageable; the message names the optimizer and the state.
+        ValueError: there is no optimizer, or one is made of others.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        if needs_closure(optimizer):
-            raise TypeError(
-                f"average_state: {type(optimizer).__name__} keeps its state for all parameters "
-                "together, not in tensors of their shapes"
+    def __init__(self, optimizers: Optimizers):
+        if not optimizers.given:
+            raise ValueError("average_state needs the optimizers whose state it averages")
+        parts = [type(each).__name__ for each in optimizers.reachable]
+        if len(parts) > len(optimizers.given):
+            raise ValueError(
+                f"average_state: {optimizers} has optimizers of its own, with states of theirs "
+                f"({', '.join(parts)}): where it only steps these, give them as a list in its place"
             )
         self._kinds: dict[int, dict[str, Kind]] = {}
         self._like: dict[tuple[torch.dtype, int], dict[str, Kind]] = {}
-        for group in optimizer.param_groups:
-            self.add(optimizer, group)
+        for optimizer in optimizers.given:
+            if needs_closure(optimizer):
+                raise TypeError(
+                    f"average_state: {type(optimizer).__name__} keeps its state for all parameters "
+                    "together, not in tensors of their shapes"
+                )
+            for group in optimizer.param_groups:
+                self.add(optimizer, group)
 
     def add(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         """Add a parameter group; raise TypeError if its state is not averageable."""
@@ -102,17 +101,8 @@ def try_step(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
 ) -> dict[str, Kind]:
     """Return what an optimizer's step keeps for a parameter, by a step of a copy of it."""
-    shape = SIZES[: max(parameter.ndim, 1)]
-    small = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device, requires_grad=True)
-    small.grad = torch.full_like(small, 0.5)
-    copy = object.__new__(type(optimizer))
-    vars(copy).update(vars(optimizer))
-    vars(copy).update({name: OrderedDict() for name in HOOKS}, state=defaultdict(dict))
-    vars(copy)["param_groups"] = [{**group, "params": [small]}]
-    step: Any = type(optimizer).step
-    step = step.__wrapped__ if hasattr(step, "hooked") else step  # without the hooks of all
     try:
-        step(copy)
+        copy, small = trial(optimizer, group, parameter)
     except Exception as error:
         raise TypeError(
             f"average_state: what {type(optimizer).__name__} keeps for a parameter cannot be found "
@@ -126,7 +116,7 @@ def try_step(
 
 
 def kinds_of(
-    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, state: dict[str, Any]
+    optimizer: torch.optim.Optimizer | Optimizers, parameter: torch.Tensor, state: dict[str, Any]
 ) -> dict[str, Kind]:
     """Return the kinds of a parameter's state; raise TypeError if one cannot be averaged."""
     kinds = {}
@@ -147,11 +137,16 @@ def kinds_of(
             kinds[name] = Kind(None)
             continue
         raise TypeError(
-            f"average_state: {type(optimizer).__name__} keeps {name!r}, {what}, for a parameter of "
+            f"average_state: {name_of(optimizer)} keeps {name!r}, {what}, for a parameter of "
             f"shape {tuple(parameter.shape)}: only numbers and tensors of a parameter's shape can "
             "be averaged"
         )
     return kinds
+
+
+def name_of(optimizer: torch.optim.Optimizer | Optimizers) -> str:
+    """Return the name of an optimizer's class, or of those of several."""
+    return str(optimizer) if isinstance(optimizer, Optimizers) else type(optimizer).__name__
 
 
 class LocalState(Extra):
@@ -163,14 +158,14 @@ class LocalState(Extra):
     vectors cover all of the model's parameters, also those that the optimizer does not have yet.
 
     Args:
-        optimizer: the local optimizer.
+        optimizers: the local ones.
         flat: the model.
         layout: what the optimizer keeps.
     """
 
     @torch.inference_mode(False)  # whatever the caller's mode, steps change them later
-    def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatModel, layout: StateLayout):
-        self.optimizer, self.layout = optimizer, layout
+    def __init__(self, optimizers: Optimizers, flat: FlatModel, layout: StateLayout):
+        self.optimizers, self.layout = optimizers, layout
         self._parts: dict[torch.Tensor, dict[str, torch.Tensor]] = {
             tensor.value: {} for tensor in flat.parameters
         }
@@ -213,14 +208,14 @@ class LocalState(Extra):
         """Make state that the optimizer has made or replaced a part of the vectors."""
         self._others = []
         for parameter, parts in self._parts.items():
-            state = self.optimizer.state.get(parameter)
+            state = self.optimizers.state_of(parameter)
             if not state:
                 continue
             for name, part in parts.items():
                 if state.get(name) is not part:
                     self._adopt(state, name, part)
             if len(state) > len(parts):
-                self._check_names(state, parts)
+                self._check_names(parameter, state, parts)
         self._push()
 
     def _adopt(self, state: dict[str, Any], name: str, part: torch.Tensor) -> None:
@@ -237,14 +232,16 @@ class LocalState(Extra):
         else:
             state[name] = part
 
-    def _check_names(self, state: dict[str, Any], parts: dict[str, torch.Tensor]) -> None:
+    def _check_names(
+        self, parameter: torch.Tensor, state: dict[str, Any], parts: dict[str, torch.Tensor]
+    ) -> None:
+        kinds_of(self.optimizers, parameter, state)
         for name, value in state.items():
             averaged = isinstance(value, (torch.Tensor, int, float)) and not isinstance(value, bool)
             if name not in parts and averaged:
                 raise RuntimeError(
-                    f"average_state: {type(self.optimizer).__name__} keeps {name!r}, which it did "
-                    "not when the model was wrapped, so it is not averaged: close the optimizer, "
-                    "and wrap the model again"
+                    f"average_state: {self.optimizers} keeps {name!r}, which it did not when the "
+                    "averager was made, so it is not averaged: call refresh() on all ranks"
                 )
 
     @property
@@ -272,34 +269,16 @@ class LocalState(Extra):
     def loaded(self, state: dict[str, Any] | None) -> None:
         """Take over the state that the optimizer has loaded."""
         for parameter, parts in self._parts.items():
-            if not self.optimizer.state.get(parameter):
+            if not self.optimizers.state_of(parameter):
                 for part in parts.values():
                     part.zero_()
         self.after_step()
-
-    def check_group(self, group: dict[str, Any]) -> None:
-        """Add a new parameter group.
-
-        Raises:
-            TypeError: its state is not averageable.
-            ValueError: it has state that no other group has.
-        """
-        before = {p: self.layout.of(p) for p in group["params"]}
-        self.layout.add(self.optimizer, group)
-        for number, index, parameter in numbered([group]):
-            more = self.layout.of(parameter).items() - before[parameter].items()
-            if more:
-                names = ", ".join(sorted(repr(name) for name, _ in more))
-                raise ValueError(
-                    f"average_state: {place(number, index, parameter)} would have {names} in the "
-                    "optimizer's state, for which no group had a place when the model was wrapped"
-                )
 
     @torch.inference_mode(False)
     def release(self) -> None:
         """Give the optimizer's state memory of its own."""
         for parameter, parts in self._parts.items():
-            state = self.optimizer.state.get(parameter, {})
+            state = self.optimizers.state_of(parameter) or {}
             for name, part in parts.items():
                 if state.get(name) is part:
                     state[name] = torch.empty_like(part).copy_(part)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from wagma.optim.flat import FlatModel, Tensor
+from wagma.optim.flat import FlatModel
+from wagma.optim.tensors import Tensor
 from wagma.optim.vectors import for_collective, let_wait
 
 if TYPE_CHECKING:
@@ -16,12 +17,10 @@ if TYPE_CHECKING:
 
 
 class Overlap:
-    """At most one pending call of a collective, which averages a copy of the model.
+    """At most one pending call of a collective, which averages a copy of the model's vectors.
 
-    Further vectors may be averaged with the model; the average replaces them as well. When the
-    average arrives it replaces the trained parameters, which must not have changed meanwhile.
-    Buffers, such as BatchNorm's statistics, and frozen parameters become the average plus their
-    changes meanwhile. Memory: a copy of the model, and one more of buffers and frozen parameters.
+    Further vectors may be averaged with these; the average replaces them as well, when it arrives.
+    The parameters must not have changed meanwhile. Memory: a copy of the model.
 
     Attributes:
         call: handle of the call whose average has not been put into the model yet, or None.
@@ -36,26 +35,22 @@ class Overlap:
         self.call: Call | None = None
 
     def start(self, **given: float) -> None:
-        """Begin to average the model as it is now, with this weight and work."""
+        """Begin to average the vectors as they are now, with this weight and work."""
         for copy, vector in zip(self._average, self._memory, strict=True):
             copy.copy_(vector)
-        averaged = self._flat.averaged
-        self._trained = [tensor for tensor in averaged if tensor.value.requires_grad]
-        others = [tensor.value for tensor in averaged if not tensor.value.requires_grad]
-        self._others = [(value, value.clone()) for value in others]
         device = self._flat.device
         self._stream = torch.get_device_module(device).current_stream(device)
         self.resume(self._collective.start(self._vectors, **given))
 
     def resume(self, call: Call | None) -> None:
-        """Let `take` put this call's average into the model, which is unchanged since its start."""
+        """Let `take` put this call's average into the vectors, unchanged since its start."""
         self.call = call
         if call is not None:
-            self._versions = [tensor.value._version for tensor in self._trained]
+            self._versions = [tensor.value._version for tensor in self._flat.parameters]
 
     def changed(self) -> Tensor | None:
-        """Return a trained parameter that has changed since the start, which `take` would undo."""
-        pairs = zip(self._trained, self._versions, strict=True)
+        """Return a parameter that has changed since the start, which `take` would undo."""
+        pairs = zip(self._flat.parameters, self._versions, strict=True)
         return next((t for t, version in pairs if t.value._version != version), None)
 
     def drop(self) -> Result:
@@ -64,19 +59,12 @@ class Overlap:
         assert call is not None
         return call.wait()
 
+    @torch.no_grad()
     def take(self) -> Result:
-        """Wait for the call, put the average into the model, and return the `Result`."""
+        """Wait for the call, put the average into the vectors, and return the `Result`."""
         try:
             return self.drop()
         finally:  # the collective relies on it, even if the call was interrupted
             let_wait(self._flat.device, self._stream)
-            self._put()
-
-    @torch.no_grad()
-    def _put(self) -> None:
-        changes = [(value, value - before) for value, before in self._others]
-        for vector, average in zip(self._memory, self._average, strict=True):
-            vector.copy_(average)
-        for value, change in changes:
-            value.add_(change.nan_to_num(0, 0, 0))
-        self._flat.mark_changed()
+            for vector, average in zip(self._memory, self._average, strict=True):
+                vector.copy_(average)

@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
-from collectives.parameter_server import MODE_OF
 from collectives.process import place_of
 from collectives.result import Result
 from collectives.settings import checked_integer
-from wagma.optim.peers import PeerAveraging
+from wagma.optim.averager import Averager
+from wagma.optim.construction import AveragerOptions, given
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
     from typing_extensions import Unpack
 
 
-class ParameterServer(PeerAveraging):
+class ParameterServer(Averager):
     """Send every step's update to one rank, which keeps the model, and receive the model.
 
     The update is the local optimizer's, whose state, such as its momentum, is not averaged; with
-    plain SGD this is equivalent to sending gradients. `Averaging` describes what all methods share;
+    plain SGD this is equivalent to sending gradients. `Averager` describes what all methods share;
     `averaged()` holds the server's model.
 
     Example:
-        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> optimizer = ParameterServer(sgd, model, mode="asp")
+        >>> averager = ParameterServer(model, optimizer, mode="asp")
 
     Attributes:
         collective: the `collectives.ParameterServer` that keeps the model.
@@ -37,12 +36,16 @@ class ParameterServer(PeerAveraging):
     Source: that of `collectives.ParameterServer`.
     """
 
+    _is_weighted = False
+    _buffers_apart = True
+    _makes = collectives.ParameterServer
+    _not_for_it = ("local_steps", "dynamic_steps")
     collective: collectives.ParameterServer
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: Any = None,
         *,
         mode: str = "bsp",
         backups: int = 0,
@@ -52,80 +55,46 @@ class ParameterServer(PeerAveraging):
         outer_momentum: float | None = None,
         outer_rate: float | None = None,
         server: int = 0,
-        comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.CollectiveOptions],
+        **options: Unpack[AveragerOptions],
     ):
-        """Wrap an optimizer and its model; collective.
+        """Average beside a model's optimizers; collective.
 
         Args:
-            optimizer, model, comm: as for `Averaging`.
+            model, optimizer: as for `Averager`.
             mode: "bsp": a step waits for all ranks' updates. "backup": for those of all but
                 `backups` ranks, whose updates are dropped. "asp": for none. "hete": for none, and
                 an update has less weight the more the model has changed since. "ringmaster": for
                 none, and an update is dropped if the model has taken `max_age` or more since.
                 "async-local": only every few steps a rank sends its updates since, in one, and for
                 that it waits for none; the model has a momentum of its own.
-            backups: of the mode "backup", 0 to P − 1.
-            max_age: of the mode "ringmaster", at least 1; None: P.
+            backups: of the mode "backup": ranks that a step does not wait for, from 0 to P − 1.
+            max_age: of "ringmaster": updates since that make one too old; None: number of ranks P.
             local_steps: of the mode "async-local": steps from one update that is sent to the next,
                 at least 1: one number for all ranks, or a sequence with a number for each, so that
                 slow ones make fewer in the same time; None: 10.
             dynamic_steps: of the mode "async-local": the fastest rank makes `local_steps`, and the
                 others as many as they can in the same time, by the speeds that all measure between
                 their updates. The first time all make `local_steps`.
-            outer_momentum, outer_rate: of the mode "async-local", as for
-                `collectives.ParameterServer`.
+            outer_momentum: of "async-local": the model's momentum, at least 0, below 1; None: 0.9.
+            outer_rate: of "async-local": factor of updates, at least 0; None: 1 - outer_momentum.
             server: the rank that keeps the model, and trains as well.
-            **options: see `collectives.CollectiveOptions`.
-
-        Raises:
-            TypeError, ValueError: as `Averaging` does.
+            **options: see `AveragerOptions`.
         """
-        super().__init__(
-            optimizer,
-            model,
-            {
-                "mode": mode,
-                "backups": backups,
-                "max_age": max_age,
-                "local_steps": local_steps,
-                "dynamic_steps": dynamic_steps,
-                "outer_momentum": outer_momentum,
-                "outer_rate": outer_rate,
-                "server": server,
-            },
-            comm=comm,
-            **options,
-        )
+        super().__init__(model, optimizer, given(locals()), **options)
 
-    def _make_collective(
-        self,
-        comm: MPI.Intracomm,
-        *,
-        mode: str,
-        backups: int,
-        server: int,
-        local_steps: int | Sequence[int] | None,
-        dynamic_steps: bool,
-        **options: Any,
-    ) -> collectives.ParameterServer:
-        self._settings: dict[str, Any] = {"mode": mode, "backups": backups, "server": server}
-        every = steps_of_ranks(mode, local_steps, comm.size)
-        if mode == "async-local":
-            self._settings["local_steps"] = every[0] if len(set(every)) == 1 else every
-            self._settings["dynamic_steps"] = dynamic_steps
-        self._local_steps, self._dynamic = every[comm.rank], dynamic_steps
+    def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> Any:
+        every = steps_of_ranks(options["mode"], options["local_steps"], comm.size)
+        if options["mode"] == "async-local":  # as settings show it
+            self._arguments["local_steps"] = every[0] if len(set(every)) == 1 else every
+        self._local_steps, self._dynamic = every[comm.rank], options["dynamic_steps"]
         self._clock = place_of(comm).clock
-        self._steps_made = self._sent_at = 0
+        self._since_sent = 0
         self._steps_between = self._local_steps
         self._began = self._clock()
-        return collectives.ParameterServer(
-            comm, self.flat.vectors, mode=mode, backups=backups, server=server, **options
-        )
+        return super()._make_collective(comm, **options)
 
     def _check_settings(
         self,
-        optimizer: torch.optim.Optimizer,
         *,
         mode: str,
         local_steps: int | Sequence[int] | None,
@@ -141,16 +110,16 @@ class ParameterServer(PeerAveraging):
 
     def _average_model(self, **weight: float) -> None:
         """Send the model's change to the server, if it is due, and receive the model."""
-        self._steps_made += 1
-        if self._steps_made - self._sent_at == self._steps_between:
+        self._since_sent += 1
+        if self._since_sent == self._steps_between:
             if self._dynamic:
                 self._tell_speed()
             super()._average_model(**weight)
             if self._dynamic:
                 self._steps_between = self.collective.steps_beside(self._local_steps)
-            self._sent_at, self._began = self._steps_made, self._clock()
+            self._since_sent, self._began = 0, self._clock()
             return
-        self.flat.check_places()
+        self._give()
         call = self.collective.version  # which will have this step
         self._note(Result(call, True, call, (self.collective.rank,), 1.0, False))
 
@@ -171,12 +140,12 @@ class ParameterServer(PeerAveraging):
             self._began += self._clock() - before
 
     def synchronize(self) -> None:
-        """See `Averaging.synchronize`; the time in it is none of this rank's steps."""
+        """See `Averager.synchronize`; the time in it is none of this rank's steps."""
         with self._between_steps():
             super().synchronize()
 
     @contextmanager
-    def _holding(self, get: Callable[[Any], Any], *, together: bool = False) -> Iterator[Any]:
+    def _holding(self, get: Callable[[], Any], *, together: bool = False) -> Iterator[Any]:
         with self._between_steps(), super()._holding(get, together=together) as got:
             yield got
 
@@ -184,16 +153,6 @@ class ParameterServer(PeerAveraging):
     def _joined(self) -> Iterator[None]:
         with self._between_steps(), super()._joined():
             yield
-
-    @property
-    def _steps(self) -> int:
-        return self._steps_made
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The mode, the number of backups, the server, and the mode's own arguments."""
-        own = {name: getattr(self.collective, name) for name in MODE_OF}
-        return self._settings | {name: value for name, value in own.items() if value is not None}
 
     def report(self) -> dict[str, Any]:
         """Return how many updates the server has dropped, for a record of the run."""

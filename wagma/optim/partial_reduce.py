@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
-from wagma.optim.peers import PeerAveraging
+from wagma.optim.averager import Averager
+from wagma.optim.construction import AveragerOptions, given
 
 if TYPE_CHECKING:  # importing it initializes MPI
-    from mpi4py import MPI
     from typing_extensions import Unpack
 
 
-class PartialReduce(PeerAveraging):
+class PartialReduce(Averager):
     """Average the model in a group of the ranks that are ready first.
 
-    A step waits until `group_size` ranks are ready, and so for no straggler. `Averaging` describes
+    A step waits until `group_size` ranks are ready, and so for no straggler. `Averager` describes
     what all methods share. A model that is not finite is excluded from an average, and is replaced
     by it.
 
     Example:
-        >>> optimizer = PartialReduce(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> averager = PartialReduce(model, optimizer)
 
     Attributes:
         collective: the `collectives.ReadyGroupAllreduce` that averages.
@@ -30,12 +30,14 @@ class PartialReduce(PeerAveraging):
     Source: that of `collectives.ReadyGroupAllreduce`.
     """
 
+    _is_weighted = False
+    _makes = collectives.ReadyGroupAllreduce
     collective: collectives.ReadyGroupAllreduce
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: Any = None,
         *,
         group_size: int | None = None,
         weights: str = "constant",
@@ -45,57 +47,33 @@ class PartialReduce(PeerAveraging):
         sync_every: int = 1,
         controller_rank: int = 0,
         controller_only: bool = False,
-        comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.CollectiveOptions],
+        **options: Unpack[AveragerOptions],
     ):
-        """Wrap an optimizer and its model; collective.
+        """Average beside a model's optimizers; collective.
 
         Args:
-            optimizer, model, comm: as for `Averaging`.
+            model, optimizer: as for `Averager`.
             group_size: P', number of ranks in a group, at least 2; None: 3, or all if there are
                 fewer.
             weights: "constant": all members of a group have the same weight. "dynamic": the older
                 an iteration, the smaller its weight, which the models of that iteration share, so
                 that one old model may weigh more than each of several new ones. "dynamic-each": the
                 older a model, the smaller its weight.
-            alpha: α of both, from 0 to less than 1: the smaller, the lower the weight of older
-                models.
-            missing: of "dynamic": the model that gets the weight of iterations that no member has.
-                "nearest": the nearest that a member has. "initial": the initial model, of which
-                each rank keeps a copy; `collective.initial_share` is its share.
-            history: T, number of recent groups in which the controller checks which ranks have met;
-                None: enough.
+            alpha: α of "dynamic" and "dynamic-each", from 0 to less than 1: the smaller, the lower
+                the weight of older models.
+            missing: of weights="dynamic": the model that gets the weight of iterations that none
+                has. "nearest": the nearest that a member has. "initial": the initial model, of
+                which each rank keeps a copy. `collective.initial_share` is its share.
+            history: number of recent groups, T, in which the controller checks which ranks have
+                met; None: enough to connect N ranks: (N / S) (ln N + 3).
             sync_every: number of a rank's steps from one average to the next.
             controller_rank: the rank whose engine forms groups.
-            controller_only: whether that rank makes no steps. It takes part in the other collective
-                methods, without weight: let it `join()`. `collective.participates` tells which
-                ranks make steps.
-            **options: see `collectives.CollectiveOptions`.
-
-        Raises:
-            TypeError, ValueError: as `Averaging` does.
+            controller_only: whether the controller's rank makes no steps. It takes part in the
+                other collective methods, without weight: let it `join()`. `collective.participates`
+                tells which ranks make steps.
+            **options: see `AveragerOptions`.
         """
-        super().__init__(
-            optimizer,
-            model,
-            {
-                "group_size": group_size,
-                "weights": weights,
-                "alpha": alpha,
-                "missing": missing,
-                "history": history,
-                "sync_every": sync_every,
-                "controller_rank": controller_rank,
-                "controller_only": controller_only,
-            },
-            comm=comm,
-            **options,
-        )
-
-    def _make_collective(
-        self, comm: MPI.Intracomm, **options: Any
-    ) -> collectives.ReadyGroupAllreduce:
-        return collectives.ReadyGroupAllreduce(comm, self.flat.vectors, **options)
+        super().__init__(model, optimizer, given(locals()), **options)
 
     def report(self) -> dict[str, Any]:
         """Return ρ of the run's groups, with constant weights, or the initial model's mean share.
@@ -106,18 +84,3 @@ class PartialReduce(PeerAveraging):
         if self.collective.missing == "initial":
             report["initial_share_of_rank"] = self.collective.initial_share
         return report
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments, with defaults resolved."""
-        names = (
-            "group_size",
-            "weights",
-            "alpha",
-            "missing",
-            "history",
-            "sync_every",
-            "controller_rank",
-            "controller_only",
-        )
-        return {name: getattr(self.collective, name) for name in names}

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import collectives
-from wagma.optim.peers import PeerAveraging
+from wagma.optim.averager import Averager
+from wagma.optim.construction import AveragerOptions, given
 
 if TYPE_CHECKING:  # importing it initializes MPI
-    from mpi4py import MPI
     from typing_extensions import Unpack
 
 
-class SGP(PeerAveraging):
+class SGP(Averager):
     """Push shares of the model along a directed exponential graph after every step.
 
     A rank's model is the de-biased one, numerator ÷ push-sum weight: the gradient is computed at
@@ -22,7 +22,7 @@ class SGP(PeerAveraging):
     ÷ Σ weights. A step waits for the same step of the ranks that send to this one.
 
     Example:
-        >>> optimizer = SGP(torch.optim.SGD(model.parameters(), lr=0.1), model, neighbors=2)
+        >>> averager = SGP(model, optimizer, neighbors=2)
 
     Attributes:
         collective: the `collectives.PushSum` that averages; its `weight` is this rank's.
@@ -30,38 +30,26 @@ class SGP(PeerAveraging):
     Source: that of `collectives.PushSum`.
     """
 
+    _is_weighted = False
+    _buffers_apart = True
+    _makes = collectives.PushSum
     collective: collectives.PushSum
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: Any = None,
         *,
         neighbors: int = 1,
-        comm: MPI.Intracomm | None = None,
-        **options: Unpack[collectives.CollectiveOptions],
+        **options: Unpack[AveragerOptions],
     ):
-        """Wrap an optimizer and its model; collective.
+        """Average beside a model's optimizers; collective.
 
         Args:
-            optimizer, model, comm: as for `Averaging`.
+            model, optimizer: as for `Averager`.
             neighbors: ranks that each rank sends to in a step, at distances that are powers of two
                 and change from step to step; at most ⌈log2 P⌉. The paper has 1 and 2, WAGMA-SGD's
                 comparison 2 and 4.
-            **options: see `collectives.CollectiveOptions`.
-
-        Raises:
-            TypeError, ValueError: as `Averaging` does.
+            **options: see `AveragerOptions`.
         """
-        super().__init__(optimizer, model, {"neighbors": neighbors}, comm=comm, **options)
-
-    def _make_collective(
-        self, comm: MPI.Intracomm, *, neighbors: int, **options: Any
-    ) -> collectives.PushSum:
-        self._neighbors = neighbors
-        return collectives.PushSum(comm, self.flat.vectors, neighbors=neighbors, **options)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The number of neighbors."""
-        return {"neighbors": self._neighbors}
+        super().__init__(model, optimizer, given(locals()), **options)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from collectives.settings import is_integer
 from wagma.optim.control_variates import ControlVariates
 from wagma.optim.extras import Extra
 from wagma.optim.flat import FlatModel
 from wagma.optim.local_state import LocalState, StateLayout
-from wagma.optim.wrapper import needs_closure
+from wagma.optim.optimizers import Optimizers, needs_closure
 
 CONTROL_VARIATES = "control-variates"
 ALL_RANKS = "all-ranks"
@@ -54,22 +52,25 @@ class Shards:
         self._every, self._often = correction_every, often
         self._layout: StateLayout | None = None
 
-    def look_at(self, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-        """Look at the local optimizer; return what must not differ between ranks.
+    def look_at(self, optimizers: Optimizers) -> dict[str, str]:
+        """Look at the local optimizers; return what must not differ between ranks.
 
         Raises:
             TypeError: its state is to be averaged, and cannot be; or its gradients are to be
                 corrected, and a step computes several.
         """
-        self._optimizer = optimizer
-        if self.correction is not None and needs_closure(optimizer):
-            raise TypeError(
-                f"correction: {type(optimizer).__name__} evaluates a closure several times in a "
-                "step, and a control variate is the mean of one gradient in each"
-            )
+        self._optimizers = optimizers
+        if self.correction is not None:
+            if not optimizers.given:
+                raise ValueError("correction needs the optimizers whose gradients it corrects")
+            for each in filter(needs_closure, optimizers.given):
+                raise TypeError(
+                    f"correction: {type(each).__name__} evaluates a closure several times in a "
+                    "step, and a control variate is the mean of one gradient in each"
+                )
         if not self.average_state:
             return {}
-        self._layout = StateLayout(optimizer)
+        self._layout = StateLayout(optimizers)
         return {"the local optimizer's state": str(self._layout)}
 
     @property
@@ -87,12 +88,12 @@ class Shards:
         """
         extras: list[Extra] = []
         if self._layout is not None:
-            extras.append(LocalState(self._optimizer, flat, self._layout))
+            extras.append(LocalState(self._optimizers, flat, self._layout))
             extras[-1].period = period_of(self.average_state)
         if self.correction is not None:
             extras.append(
                 ControlVariates(
-                    self._optimizer,
+                    self._optimizers,
                     flat,
                     steps=steps,
                     by_moments=self._layout is not None,

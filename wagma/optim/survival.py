@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from collectives.agreement import counted, name_ranks, raise_collectively
-from collectives.survival import Survivors
 from wagma.optim.last_models import LastModels
 
 if TYPE_CHECKING:  # importing it initializes MPI
     from mpi4py import MPI
 
-__all__ = ["Recovery", "Survival"]
+__all__ = ["Recovery"]
 
 
 @dataclass(frozen=True)
@@ -63,104 +62,30 @@ class Facts(NamedTuple):
     completed: int
 
 
-class Survival:
-    """One rank's part in going on without others.
+def estates(comm: MPI.Intracomm, last: LastModels, dead: list[int]) -> dict[int, tuple[int, int]]:
+    """Return which rank counts the last model of each dead one, and of which step that is.
 
-    Args:
-        comm: communicator of all ranks; construction is collective.
-        memory: vectors that may be lost with a rank; []: they are the same on all ranks.
-        told: is called with each `Recovery`.
-
-    Attributes:
-        survivors: the ranks that go on.
-        members: who they are: their ranks at first, by their ranks now.
-        identity: this rank at first.
-        size_at_first: how many there were.
-        lets_through: whether errors in calls are not for the call itself to cope with.
-        steps: the steps of this rank, with the one whose average it is in.
-        done: those whose average it has.
-        behind: the steps that it makes without an average, to get where others are.
-        joins: how many `join` blocks it has left; `joined`, how many any rank has.
-        completed: how many averages of all models outside of steps; `others_completed`, how many
-            any rank had at the last recovery.
+    It is collective; a dead rank whose memory no rank has mapped is not in the dict, nor one whose
+    model is not finite.
     """
+    known = {each: kept[0] for each in dead if (kept := last.of(each)) and are_finite(kept[1])}
+    readers: dict[int, tuple[int, int]] = {}
+    for rank, of_rank in enumerate(comm.allgather(known)):
+        for each, step in of_rank.items():
+            readers.setdefault(each, (rank, step))
+    return readers
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        memory: list[torch.Tensor],
-        told: Callable[[Recovery], object] | None,
-    ):
-        self.survivors = Survivors(comm)
-        self.members = self._living = list(range(comm.size))
-        self.size_at_first, self.identity = comm.size, comm.rank
-        self.lets_through = False
-        self.told = told
-        self.last = LastModels(self.survivors.comm, memory)
-        self.steps = self.done = self.behind = 0
-        self.joins = self.joined = 0
-        self.completed = self.others_completed = 0
-        self.publish(memory)
 
-    def publish(self, memory: list[torch.Tensor]) -> None:
-        """Keep a copy of the rank's vectors that outlives it."""
-        self.last.publish(memory, self.steps)
-
-    def begin_step(self, memory: list[torch.Tensor]) -> bool:
-        """Note a step, whose average comes next; return False if the others have made it."""
-        self.steps += 1
-        self.publish(memory)
-        if self.behind == 0:
-            return True
-        self.behind -= 1
-        self.done = self.steps
-        return False
-
-    def go_to(self, step: int) -> None:
-        """Note that all ranks are at the same step."""
-        self.steps = self.done = step
-        self.behind = 0
-
-    def gather(self, total: float) -> tuple[list[Facts], list[int]]:
-        """Return what all ranks tell, and who has died; collective."""
-        mine = Facts(self.identity, self.steps, self.done, total, self.joins, self.completed)
-        facts = self.survivors.comm.allgather(mine)
-        self._living = [each.identity for each in facts]
-        return facts, [each for each in self.members if each not in self._living]
-
-    def settle(self) -> None:
-        """Note that all that live have gone on, so that no rank of before is asked about again."""
-        self.members = self._living
-
-    def estates(self, dead: list[int]) -> dict[int, tuple[int, int]]:
-        """Return which rank counts the last model of each dead one, and of which step that is.
-
-        It is collective; a dead rank whose memory no rank has mapped is not in the dict, nor one
-        whose model is not finite.
-        """
-        known = {
-            each: last[0] for each in dead if (last := self.last.of(each)) and are_finite(last[1])
-        }
-        readers: dict[int, tuple[int, int]] = {}
-        for rank, of_rank in enumerate(self.survivors.comm.allgather(known)):
-            for each, step in of_rank.items():
-                readers.setdefault(each, (rank, step))
-        return readers
-
-    def rank_before(self, identity: int) -> int:
-        """Return the number of a rank until now."""
-        return self.members.index(identity)
-
-    def describe_lost(self, dead: list[int], readers: dict[int, tuple[int, int]]) -> str:
-        """Return in words what the dead ranks may have done that is in no model."""
-        parts = []
-        for each in dead:
-            name = f"of rank {self.rank_before(each)}"
-            if each in readers:
-                parts.append(f"{name}, at most the step after its step {readers[each][1]}")
-            else:
-                parts.append(f"{name}, its changes that no other rank had averaged")
-        return "; ".join(parts)
+def describe_lost(members: list[int], dead: list[int], readers: dict[int, tuple[int, int]]) -> str:
+    """Return in words what the dead ranks may have done that is in no model."""
+    parts = []
+    for each in dead:
+        name = f"of rank {members.index(each)}"
+        if each in readers:
+            parts.append(f"{name}, at most the step after its step {readers[each][1]}")
+        else:
+            parts.append(f"{name}, its changes that no other rank had averaged")
+    return "; ".join(parts)
 
 
 def are_finite(vectors: list[torch.Tensor]) -> bool:
@@ -200,29 +125,32 @@ def average(
         vector.copy_(total)
 
 
-def equalize(comm: MPI.Intracomm, optimizer: torch.optim.Optimizer, done: list[int]) -> None:
-    """Give ranks that have made fewer steps the local optimizer's state of one with most.
+def equalize(
+    comm: MPI.Intracomm, optimizers: Sequence[torch.optim.Optimizer], done: list[int]
+) -> None:
+    """Give ranks that have made fewer steps the local optimizers' states of one with most.
 
     Args:
         comm: the ranks; it is collective.
-        optimizer: the local optimizer.
+        optimizers: the local ones.
         done: the steps that each rank has made.
 
     Raises:
-        Exception: the state cannot be pickled; on all ranks.
+        Exception: a state cannot be pickled; on all ranks.
     """
     most = max(done)
     if min(done) == most:
         return
     root = done.index(most)
-    state: Any = None
+    states: Any = None
     error: Exception | None = None
     if comm.rank == root:
         try:
-            state = pickle.dumps(optimizer.state_dict())
+            states = pickle.dumps([each.state_dict() for each in optimizers])
         except Exception as problem:
             error = problem
     raise_collectively(comm, error)
-    state = comm.bcast(state, root=root)
+    states = comm.bcast(states, root=root)
     if done[comm.rank] < most:
-        optimizer.load_state_dict(pickle.loads(state))
+        for optimizer, state in zip(optimizers, pickle.loads(states), strict=True):
+            optimizer.load_state_dict(state)

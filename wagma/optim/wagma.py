@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +10,12 @@ import torch
 
 import collectives
 from collectives.settings import checked_weight
-from wagma.optim.averaging import Averaging, weights_of
+from wagma.optim.averager import Averager
+from wagma.optim.construction import AveragerOptions, given
 from wagma.optim.extras import Extra
 from wagma.optim.flat import drop_nonfinite
 from wagma.optim.overlap import Overlap
 from wagma.optim.shards import Shards
-from wagma.optim.survival import Recovery
 from wagma.optim.vectors import for_collective
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -23,13 +23,13 @@ if TYPE_CHECKING:  # importing it initializes MPI
     from typing_extensions import Unpack
 
 
-class WAGMA(Averaging):
+class WAGMA(Averager):
     """Average the model within a changing group of ranks after every step of a local optimizer.
 
     Algorithm 2 of the paper: each rank applies its local optimizer to the gradient of its own
     batch, then averages the resulting model with this iteration's group, without waiting for
     stragglers, which take part with their last snapshots; every `sync_period` steps all ranks
-    average. `Averaging` describes what all methods share.
+    average. `Averager` describes what all methods share.
 
     A step that a `GradScaler` skips on some rank because of infinite gradients is a step there as
     well: that rank averages its unchanged model. Under the conserving rule a rank that has left
@@ -51,8 +51,8 @@ class WAGMA(Averaging):
     if all ranks averaged.
 
     Example:
-        >>> optimizer = WAGMA(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        >>> with optimizer:
+        >>> averager = WAGMA(model, optimizer)
+        >>> with averager:
         ...     for inputs, targets in batches:
         ...         optimizer.zero_grad()
         ...         loss(model(inputs), targets).backward()
@@ -61,6 +61,7 @@ class WAGMA(Averaging):
     Attributes:
         collective: the `collectives.GroupAllreduce` that averages.
         overlap: whether the next gradient is computed while the model is averaged.
+        work: what the next steps add to `total_steps` with `pace="own"`, at least 0; None: 1.
 
     Source: Li et al., Breaking (Global) Barriers in Parallel Stochastic Optimization with
     Wait-Avoiding Group Averaging, TPDS 2021, Algorithm 2.
@@ -71,16 +72,17 @@ class WAGMA(Averaging):
     _survives = True
     _work: dict[str, float]
     _held_total: float | None = None
+    _makes = collectives.GroupAllreduce
+    _not_for_it = ("overlap", "average_state", "correction", "correction_every")
     collective: collectives.GroupAllreduce
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: Any = None,
         *,
         group_size: int | None = None,
         sync_period: int = 10,
-        comm: MPI.Intracomm | None = None,
         groups: str = "changing",
         pace: str = "common",
         keep_average: bool = False,
@@ -93,67 +95,42 @@ class WAGMA(Averaging):
         correction: str | None = None,
         correction_every: int | str = 1,
         wire_dtype: str | torch.dtype | None = None,
-        survive: bool | Callable[[Recovery], object] = False,
-        **options: Unpack[collectives.CollectiveOptions],
+        **options: Unpack[AveragerOptions],
     ):
-        """Wrap an optimizer and its model; collective.
+        """Average beside a model's optimizers; collective.
 
         Args:
-            optimizer, model, comm, survive: as for `Averaging`.
-            group_size: S, ranks per group, 1 to the number of ranks P; by default the paper's √P,
-                rounded up to a power of two.
-            sync_period: τ, steps from one average over all ranks to the next, at least 1.
+            model, optimizer: as for `Averager`.
+            group_size: ranks per group, S, at most all P; None: √P, rounded up to a power of two.
+            sync_period: steps from one average over all ranks to the next, τ, at least 1.
             groups: "changing" with every step, or "fixed", for comparison.
             pace: "common", or "own": ranks make any number of steps, and no step waits for another
-                rank's, as for `collectives.GroupAllreduce`.
+                rank's. See `collectives.GroupAllreduce`.
             keep_average: whether this rank keeps the newest average over all ranks, for
                 `last_average`, as for `collectives.GroupAllreduce`.
             wait: "nobody", or "group": each step waits for the group's members, and runs are
                 reproducible bit for bit.
-            late: how a late rank's model is merged, "paper" or "conserving"; by default
-                `collectives.DEFAULT_LATE`.
-            weights, contraction: as for `collectives.GroupAllreduce`: the weight of a model is the
-                one given to its last step, or depends on the rank's work since the last average
-                over all ranks.
-            overlap: whether to compute the next gradient while the model is averaged; needs memory
-                for one more model, and once more for its buffers and frozen parameters.
-            average_state, correction: for ranks with different data, see `Averaging`; a correction
-                needs late="conserving" and weights="given".
-            average_state, correction_every: to save traffic, a number N of versions as
-                `average_state` averages the state in every N-th version and over all ranks;
-                "all-ranks" averages state, or the mean control variate, in averages over all ranks
-                only. These need late="conserving".
-            wire_dtype: as for `collectives.GroupAllreduce`.
-            **options: see `collectives.CollectiveOptions`.
-
-        Raises:
-            TypeError, ValueError: as `Averaging` does.
+            late: how a late rank's model is merged, "paper" or "conserving"; None: conserving. See
+                `collectives.GroupAllreduce`.
+            weights: a model's weight: "given" to its last step, its rank's "work" since the last
+                average over all ranks, or "wp": WP-SGD's for that work.
+            contraction: of weights="wp": factor by which a step brings a model nearer the optimum.
+            overlap: whether the next gradient, one step staler, is computed while the model is
+                averaged. Needs memory for a model, and again for its buffers and frozen parameters.
+            average_state: whether the local optimizer's state, such as momentum, is averaged with
+                the model, for ranks with different data; N: in every N-th version and over all
+                ranks, "all-ranks": only over all. The last two need late="conserving".
+            correction: "control-variates": gradients are corrected towards the mean of all ranks',
+                for ranks with different data; None: none. Needs late="conserving", weights="given".
+            correction_every: versions in which the ranks' mean of gradients is averaged: 1: all,
+                "all-ranks": those over all ranks, for less traffic. Needs late="conserving".
+            wire_dtype: "float16" or "bfloat16", in which wider numbers are sent; None: their own.
+            **options: see `AveragerOptions`.
         """
-        super().__init__(
-            optimizer,
-            model,
-            {
-                "group_size": group_size,
-                "sync_period": sync_period,
-                "groups": groups,
-                "pace": pace,
-                "keep_average": keep_average,
-                "wait": wait,
-                "late": late,
-                "weights": weights,
-                "contraction": contraction,
-                "overlap": overlap,
-                "average_state": average_state,
-                "correction": correction,
-                "correction_every": correction_every,
-                "wire_dtype": wire_dtype,
-            },
-            comm=comm,
-            survive=survive,
-            **options,
-        )
         self.overlap = overlap
         self._overlap: Any = None
+        self.work: float | None = None
+        super().__init__(model, optimizer, given(locals()), **options)
         self._rebuilt()
 
     def _rebuilt(self) -> None:
@@ -162,12 +139,8 @@ class WAGMA(Averaging):
             self._overlap = Overlap(self.flat, more, self.collective)
         self._renew_lease()
 
-    def _behind(self, steps: int) -> int:
-        return 0 if self._at_own_pace else steps
-
     def _check_settings(
         self,
-        optimizer: torch.optim.Optimizer,
         *,
         overlap: bool,
         average_state: bool | int | str,
@@ -188,73 +161,31 @@ class WAGMA(Averaging):
     def _make_extras(self, *, sync_period: int, wait: str, **settings: Any) -> list[Extra]:
         return self._shards.make(self.flat, sync_period, replaced=wait == "group")
 
-    def _make_collective(
-        self,
-        comm: MPI.Intracomm,
-        *,
-        overlap: bool,
-        average_state: bool | int | str,
-        correction: str | None,
-        correction_every: int | str,
-        pace: str,
-        **options: Any,
-    ) -> collectives.GroupAllreduce:
+    def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> Any:
         options |= self._shards.periods(self.flat, self._extras)
-        if pace == "own":
+        if options["pace"] == "own":
             options["leased"] = self._shards.leased(self.flat, self._extras)
-        return collectives.GroupAllreduce(comm, self._vectors, pace=pace, **options)
+        return super()._make_collective(comm, by_value=self.flat.by_value, **options)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """S, τ, groups, pace, whom a step waits for, the late rule, and the options by name."""
-        names = ("group_size", "sync_period", "groups", "pace", "wait", "late")
-        values = {name: getattr(self.collective, name) for name in names}
-        weights = weights_of(self.collective)
-        return {**values, **weights, "overlap": self.overlap, **self._shards.settings}
-
-    def step(
-        self,
-        closure: Callable[[], Any] | None = None,
-        *,
-        weight: float = 1.0,
-        work: float | None = None,
-    ) -> Any:
-        """Take one step, as all methods do.
-
-        Args:
-            closure, weight: as for `Averaging.step`; with `pace="own"` the weight is 1.
-            work: what this step adds to `total_steps` with `pace="own"`, at least 0;
-                None: 1.
-
-        Raises:
-            ValueError: also for a weight or work that this pace does not have.
-        """
-        weight = checked_weight(weight)
-        if work is not None:
-            checked_weight(work, "work")
-        if why_not := self.collective._pace_refuses(weight, 1 if work is None else work):
+    def _check_weight(self, weight: float) -> None:
+        work = 1.0 if self.work is None else checked_weight(self.work, "work")
+        if why_not := self.collective._pace_refuses(weight, work):
             raise ValueError(why_not)
-        self._work = {} if work in (None, 1) else {"work": work}
-        if self._recording is not None and work is not None:
-            self._recording.note(work=work)
-        return super().step(closure, weight=weight)
-
-    def _take_step(self, closure: Callable[[], Any] | None, weight: float) -> Any:
-        """Take a step of the wrapped optimizer, then average the model (Algorithm 2)."""
         self._shards.check_weight(weight)
-        loss = self._local_step(closure)
-        if self.overlap and not self._next_waits_for_all():
-            self.flat.check_places()
-            if not self._is_behind():
-                self._begin_call()
-                self._average_step(lambda: self._overlap.start(weight=weight, **self._work))
-        else:
-            self._average_model(weight=weight, **self._work)
-        return loss
+        if self._recording is not None and self.work is not None:
+            self._recording.note(work=self.work)
 
-    @property
-    def _steps(self) -> int:
-        return self.collective.statistics().calls if self._at_own_pace else self.collective.version
+    def _average(self, weight: float) -> None:
+        """Average the model (Algorithm 2)."""
+        more = {} if self.work in (None, 1) else {"work": self.work}
+        if not self.overlap or self._next_waits_for_all():
+            self._average_model(weight=weight, **more)
+            return
+        self._give()
+        self._given = weight
+        if not self._recovery.is_behind():
+            self._begin_call()
+            self._recovery.average_step(lambda: self._overlap.start(weight=weight, **more))
 
     # Ranks at their own pace
 
@@ -285,10 +216,11 @@ class WAGMA(Averaging):
 
         Raises:
             RuntimeError: there was no average over all ranks yet; or as for `averaged`.
-            ValueError: the optimizer was made without `keep_average`.
+            ValueError: the averager was made without `keep_average`; or the optimizer has modes
+                (schedule-free), and its state is not averaged (`average_state`).
             collectives.ClosedError: after `close`.
         """
-        with self._holding(lambda vectors: self.collective.last_average(vectors)) as kept:
+        with self._holding(lambda: self.collective.last_average(self._vectors)) as kept:
             if kept is None:
                 raise RuntimeError("there was no average over all ranks yet")
             self._held_total = kept[1]
@@ -297,15 +229,10 @@ class WAGMA(Averaging):
             finally:
                 self._held_total = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, and the averaging's counter: see `Averaging`.
-
-        With `pace="own"` the key "averaging" also holds "total", the `total_steps`.
-        """
-        state = super().state_dict()
+    def _state(self) -> dict[str, Any]:
+        state = super()._state()
         if self._at_own_pace:
-            held = self._held_total
-            state["averaging"]["total"] = self.total_steps if held is None else held
+            state["total"] = self.total_steps if self._held_total is None else self._held_total
         return state
 
     def checkpoint(self) -> dict[str, Any]:
@@ -327,18 +254,16 @@ class WAGMA(Averaging):
         if not self._at_own_pace:
             raise ValueError("checkpoint() needs pace 'own', in which ranks have a snapshot apart")
         self.complete()
-        self.flat.check()
+        self._check_model()
+        vectors = self._give()
         own = self._save()
         try:
-            self.collective.average(self._vectors)  # the total of all steps comes with it
-            version = self.collective.snapshot(self._vectors)
-            vectors, _ = self._save()
-            snapshot = vectors, [kept.value for kept in own[1]]
+            self.collective.average(vectors)  # the total of all steps comes with it
+            version = self.collective.snapshot(vectors)
+            snapshot = [vector.clone() for vector in self._memory]
         finally:
             self._restore(own)
-        state = self.state_dict()
-        state["averaging"] |= {"snapshot": snapshot, "version": version}
-        return state
+        return self.state_dict() | {"snapshot": snapshot, "version": version}
 
     def _go_on_from(self, averaging: dict[str, Any]) -> None:
         if not self._at_own_pace:
@@ -349,16 +274,18 @@ class WAGMA(Averaging):
         if averaging.get("snapshot") is None or averaging["ranks"] != self.collective.size:
             self.collective.load(vectors, 0, total=total)
             return
-        own = self._save()
-        self._restore((averaging["snapshot"][0], []))
+        own = [vector.clone() for vector in self._memory]
         try:
+            for vector, value in zip(self._memory, averaging["snapshot"], strict=True):
+                vector.copy_(value)
             self.collective.load(vectors, averaging["version"], total=total)
         finally:
-            self._restore(own)
+            for vector, value in zip(self._memory, own, strict=True):
+                vector.copy_(value)
         self.collective.rebase(vectors)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict` or `checkpoint`: see `Averaging`; collective.
+        """Load the result of `state_dict` or `checkpoint`: see `Averager`; collective.
 
         Args:
             state_dict: this rank's.
@@ -366,8 +293,8 @@ class WAGMA(Averaging):
         super().load_state_dict(state_dict)
         self._renew_lease()
 
-    def _changed(self) -> None:
-        super()._changed()
+    def _changed(self, share: float = 0.0) -> None:
+        super()._changed(share)
         self._renew_lease()
 
     def _renew_lease(self) -> None:
@@ -412,13 +339,13 @@ class WAGMA(Averaging):
 
     def _take(self) -> None:
         """Put the outstanding average into the model, and go on from it."""
-        result = self._average_step(self._overlap.take)
+        result = self._recovery.average_step(self._overlap.take)
         if result is None:
             return
         self._note(result)
         self._end_call()
-        self._extras_changed()
-        self._renew_lease()
+        share = self._given / result.weight if result.timely and result.weight > 0 else 1.0
+        self._changed(share)
 
     def _left_out(self) -> None:
         """Leave out, too, gradients of the model that was not finite until its average came."""

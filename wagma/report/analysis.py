@@ -14,6 +14,7 @@ from wagma.report import records, slow
 from wagma.report.findings import Cost, Imbalance, Rank, Remedy, Report, Straggler
 from wagma.report.price import Job, NotSimulated
 from wagma.report.records import Recorded
+from wagma.runs import notes
 from wagma.throttling import REASONS
 
 __all__ = ["Compared", "compared", "of"]
@@ -71,6 +72,7 @@ def of(run: Path | str, machine: str | None = None) -> Report:
         cost=together,
         imbalance=imbalance_of(own, stragglers, job),
         remedies=remedies_of(recorded, stragglers, job),
+        notes=tuple(notes(recorded.summary)),
     )
 
 

@@ -180,6 +180,7 @@ class Report:
         imbalance: steps that are unequal; None without evidence.
         remedies: methods by their simulated throughput, the best first; () if nothing can be
             simulated. The run's own method is among them.
+        notes: what the summary says of losses and updates that were not finite, in words.
     """
 
     run: str
@@ -197,6 +198,7 @@ class Report:
     cost: Cost | None
     imbalance: Imbalance | None
     remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields by name, those of the parts as well, for JSON."""

@@ -58,6 +58,14 @@ class Recorded:
         return self.wall is None
 
     @property
+    def summary(self) -> dict[str, Any]:
+        """The run's ``summary.json``; {} if it has none yet."""
+        with contextlib.suppress(OSError, ValueError):
+            summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+            return summary
+        return {}
+
+    @property
     def algorithm(self) -> str:
         """The run's method with its options."""
         return self.config.get("algorithm", SYNCHRONOUS if self.is_table else DEFAULT)

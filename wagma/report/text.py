@@ -95,6 +95,7 @@ def lines(report: Report) -> Iterator[str]:
             yield f"  it costs {cost(each.cost)}"
     if report.cost and len(report.stragglers) > 1:
         yield f"together they cost {cost(report.cost)}"
+    yield from report.notes
     imbalance = report.imbalance
     if imbalance and imbalance.everywhere:
         price = imbalance.cost and f": {percent(imbalance.cost.share)} of the throughput"

@@ -56,7 +56,7 @@ class Gradient:
     def compute(self) -> float:
         """Set the parameters' gradients, unless they are; return the loss."""
         if self.loss is None:
-            self.trainer.optimizer.zero_grad()
+            self.trainer.local.zero_grad()
             self.loss = float(self.trainer.gradient_of(self.batches))
         return self.loss
 

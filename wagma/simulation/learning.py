@@ -147,7 +147,7 @@ def _learn(
 
 def train_rank(trainer: SimulatedTrainer, shown: progress.Silent) -> Lived:
     """Train on one rank until all have ended, and evaluate."""
-    settings, optimizer = trainer.settings, trainer.optimizer
+    settings, averager = trainer.settings, trainer.averager
     tally, losses, outcomes = Tally(settings.steps, settings.seconds), [], []
     try:
         for record in trainer.steps():
@@ -165,7 +165,7 @@ def train_rank(trainer: SimulatedTrainer, shown: progress.Silent) -> Lived:
         tally.elapsed_s = settings.seconds
         if not tally.steps and trainer.trains:
             tally.step_seconds.append(settings.seconds)  # its first step takes at least as long
-    tally.add_averaging(optimizer.collective.statistics())
+    tally.add_averaging(trainer.statistics())
     state = measured = None
     if settings.seconds is None:
         state, measured = evaluate(trainer)
@@ -173,8 +173,8 @@ def train_rank(trainer: SimulatedTrainer, shown: progress.Silent) -> Lived:
             state = None
     elif trainer.trains:
         state = trainer.evaluations.finish(last_of(trainer, tally.steps, settings.seconds), trainer)
-    tally.report = getattr(optimizer, "report", dict)()
-    optimizer.close()
+    tally.report = getattr(averager, "report", dict)()
+    averager.close()
     return Lived(tally, trainer, state, measured, losses, outcomes)
 
 

@@ -45,7 +45,7 @@ class Need(NamedTuple):
         values = [*model.parameters(), *model.buffers()]
         nbytes = sum(value.numel() * value.itemsize for value in values)
         state = state_vectors(settings, task)
-        most = max(load(each.method.optimizer)._simulated_vectors for each in settings.algorithms)
+        most = max(load(each.method.averager)._simulated_vectors for each in settings.algorithms)
         if settings.seconds is None:
             evaluations = settings.steps / (settings.evaluate_every or settings.steps)
         else:

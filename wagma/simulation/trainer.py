@@ -76,8 +76,8 @@ class SimulatedTrainer(Trainer):
         self.stopwatch.computed()
         loss = work.compute()
         if self.limited:
-            self.optimizer.computed = count
-            self.optimizer.left_out += len(batches) - count
+            self.averager.computed = count
+            self.averager.left_out += len(batches) - count
             loss /= count
         return loss, count
 

@@ -265,7 +265,7 @@ cdef class TriggeredAveraging(Method):
         return called, deciding.held.finite, called, everybody, deciding.weight, True
 
     def counts_of(self, int rank):
-        """Return the counts of `collectives.statistics.Statistics`, in its order, to `nonfinite`.
+        """Return the counts of `collectives.statistics.Statistics`, in its order, to `left_out`.
         """
         cdef TriggeredRankProtocol deciding = <TriggeredRankProtocol>self.ranks[rank]
         return (deciding.triggering.calls, deciding.timely, deciding.synchronizations, 0, 0, (),

@@ -263,7 +263,7 @@ cdef class GroupAveraging(VersionsMethod):
         return driven.called, timely, driven.source, group, driven.weight, False
 
     def counts_of(self, int rank):
-        """Return the counts of `collectives.statistics.Statistics`, in its order, to `nonfinite`.
+        """Return the counts of `collectives.statistics.Statistics`, in its order, to `left_out`.
         """
         cdef VersionsProtocol driven = <VersionsProtocol>self.driven[rank]
         counts = (<SimulatedPort>self.ports[rank]).staleness

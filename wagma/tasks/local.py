@@ -68,7 +68,7 @@ def make(settings: argparse.Namespace, task: Task, model: torch.nn.Module) -> to
     import torch  # not at the top: --help does not need it
     from torch.nn.utils import clip_grad_norm_
 
-    from wagma.optim.wrapper import needs_closure
+    from wagma.optim.optimizers import needs_closure
 
     parameters = list(model.parameters())
     if task.optimizer is not None:
@@ -82,7 +82,7 @@ def make(settings: argparse.Namespace, task: Task, model: torch.nn.Module) -> to
             raise UsageError(
                 f"{task.name}: optimizer() returned {type(local).__name__}, which evaluates the "
                 "loss several times in a step: `wagma train` computes one gradient a step; write "
-                "a training loop of your own, with an optimizer that averages models"
+                "a training loop of your own, with a method that averages models"
             )
     else:
         kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings.optimizer]
@@ -117,11 +117,11 @@ def make_scheduler(task: Task, local: torch.optim.Optimizer) -> Any:
     return scheduler
 
 
-def described(local: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return an optimizer's class and its groups' settings, for the run's record."""
+def described(*optimizers: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return optimizers' classes and their groups' settings, for the run's record."""
     kinds = (bool, int, float, str, type(None))
     return {
-        "class": type(local).__name__,
+        "class": " and ".join(type(each).__name__ for each in optimizers),
         "groups": [
             {
                 "parameters": sum(parameter.numel() for parameter in group["params"]),
@@ -131,7 +131,8 @@ def described(local: torch.optim.Optimizer) -> dict[str, Any]:
                     if isinstance(value, (*kinds, tuple))
                 },
             }
-            for group in local.param_groups
+            for each in optimizers
+            for group in each.param_groups
         ],
     }
 
