@@ -10,8 +10,8 @@ from typing import Any
 
 from wagma.arguments import one_of, separated
 from wagma.methods import Choice, Method
+from wagma.methods.declarations import SHARED
 from wagma.methods.method import on_or_off
-from wagma.methods.shared import SHARED
 
 # Names of `wagma simulate` that have become options.
 RENAMED = {"eager-sgd-solo": "eager-sgd", "eager-sgd-majority": "eager-sgd:trigger=majority"}

@@ -1,4 +1,4 @@
-"""The methods that a job can train by, each declared in a module of its own as its `METHOD`.
+"""The methods that a job can train by.
 
 `METHODS` maps names on the command line to methods, `REFERENCES` to torch's own methods, for
 comparisons. `DEFAULT` names the method that is used if none is given. Other packages declare
@@ -11,46 +11,10 @@ import warnings
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 
-from wagma.methods import (
-    ad_psgd,
-    allreduce,
-    d_psgd,
-    ddp,
-    eager_sgd,
-    hop,
-    local_sgd,
-    parameter_server,
-    partial_reduce,
-    post_local_sgd,
-    ripples,
-    sgp,
-    wagma,
-)
+from wagma.methods.declarations import DEFAULT, METHODS, REFERENCES
 from wagma.methods.method import Choice, Method, Option
 
 __all__ = ["DEFAULT", "METHODS", "REFERENCES", "Choice", "Method", "Option", "example", "named"]
-
-DEFAULT = "wagma"
-
-METHODS: dict[str, Method] = {
-    module.METHOD.name: module.METHOD
-    for module in (
-        wagma,
-        allreduce,
-        local_sgd,
-        eager_sgd,
-        d_psgd,
-        sgp,
-        ad_psgd,
-        parameter_server,
-        partial_reduce,
-        ripples,
-        hop,
-    )
-}
-REFERENCES: dict[str, Method] = {
-    module.METHOD.name: module.METHOD for module in (ddp, post_local_sgd)
-}
 
 
 def declared() -> Iterator[Method]:

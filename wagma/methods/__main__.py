@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from wagma.methods import METHODS, REFERENCES
+from wagma.methods.declarations import SHARED
 from wagma.methods.method import Option, on_or_off
-from wagma.methods.shared import SHARED
 
 
 def table() -> str:

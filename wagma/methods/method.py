@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
 
-    from wagma.optim.interfaces import AveragingOptimizer
+    from wagma.optim.interfaces import Averager
     from wagma.simulation import Result
 
 __all__ = ["Choice", "Method", "Option", "load", "on_or_off"]
@@ -44,7 +44,7 @@ class Option:
     """An option of a method, written NAME:option=value, or NAME:option to switch it on.
 
     Attributes:
-        name: the optimizer's keyword argument, and a name in the simulated method's settings.
+        name: the averager's keyword argument, and a name in the simulated method's settings.
         help: its description, without the default.
         default: its value if it is not given.
         choices: its allowed values; () if others are allowed.
@@ -128,21 +128,21 @@ class Method:
     Attributes:
         name: its name on the command line.
         help: what it averages and with which ranks, in one line.
-        optimizer: the dotted name of the optimizer's class.
+        averager: the dotted name of the averager's class.
         simulated: the dotted name of a function that returns its `wagma.simulation.core.Method`
             for `wagma.simulation.Settings` and a number of ranks.
         options: its options.
         color: the color of its curves in plots.
-        seeded: whether the optimizer's class takes the job's seed.
+        seeded: whether the averager's class takes the job's seed.
         combination: checks options that are valid alone, for a number of ranks: raises ValueError
             if they are invalid together, and returns why one has no effect, None if all have.
     """
 
     name: str
     help: str
-    optimizer: str
+    averager: str
     simulated: str
-    options: tuple[Option, ...] = ()
+    options: Sequence[Option] = ()
     color: str = "#999999"
     seeded: bool = False
     combination: Callable[[Mapping[str, Any], int], str | None] = any_options
@@ -210,37 +210,37 @@ class Method:
 
     def make(
         self,
-        local: torch.optim.Optimizer,
         model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
         comm: MPI.Intracomm,
         options: Mapping[str, Any],
         seed: int,
         survive: Any = False,
-    ) -> AveragingOptimizer:
-        """Make its optimizer around a local one; collective.
+    ) -> Averager:
+        """Make its averager beside an optimizer; collective.
 
         Args:
-            local: the optimizer of a rank's own steps.
-            model: the model whose parameters these change.
+            model: the model to train.
+            optimizer: that of a rank's own steps.
             comm: mpi4py intracommunicator of the ranks that train together.
             options: by name, as `resolved` returns them.
             seed: seed of the method's random draws, the same on all ranks.
             survive: as `wagma.optim.WAGMA` takes it.
 
         Returns:
-            The optimizer, which the caller closes.
+            The averager, which the caller closes.
         """
         more = {"seed": seed} if self.seeded else {}
         if survive:
             more["survive"] = survive
-        return load(self.optimizer)(local, model, comm=comm, **options, **more)
+        return load(self.averager)(model, optimizer, comm=comm, **options, **more)
 
     def bound(self, seconds: np.ndarray, options: Mapping[str, Any]) -> float:
         """Return the seconds that a job would take if communication were free.
 
         Args:
             seconds: float64 array of shape (ranks, steps): seconds of every rank's steps.
-            options: its options, as `resolved` returns them, or its optimizer's `settings`.
+            options: its options, as `resolved` returns them, or its averager's `settings`.
         """
         return self._simulate_free(seconds, options, None).wall
 
