@@ -75,6 +75,8 @@ RANKS = {
     "workloads_wall": (None,),
     "shards_cost": (4,),
     "recovery": (None,),
+    "other_optimizers": (4,),
+    "step_cost": (4,),
     "own_pace": (4, 8),
     **dict.fromkeys(FIGURES, (None,)),
     "simulation_speed": (None,),
@@ -99,6 +101,7 @@ BY_NAME = (
         "shards_cost",
         "own_pace",
         "recovery",
+        "other_optimizers",
         *FIGURES,
     ),
 )

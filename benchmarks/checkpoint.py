@@ -67,13 +67,13 @@ def main():
     waits = []
     with (
         tempfile.TemporaryDirectory(dir=arguments.directory) as directory,
-        Allreduce(sgd, model) as optimizer,
+        Allreduce(model, sgd) as averager,
     ):
-        saver = checkpoint.Saver(comm.bcast(directory), optimizer, keep=1)
-        timed(comm, optimizer, model, batch, 2, saver)
+        saver = checkpoint.Saver(comm.bcast(directory), averager, keep=1)
+        timed(comm, sgd, model, batch, 2, saver)
         for _ in range(arguments.rounds):
             for kind, each in ((PLAIN, None), (SAVING, saver)):
-                taken, waited = timed(comm, optimizer, model, batch, arguments.steps, each)
+                taken, waited = timed(comm, sgd, model, batch, arguments.steps, each)
                 times[kind].append(taken)
                 waits += [waited] if each else []
         comm.Barrier()

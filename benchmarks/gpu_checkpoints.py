@@ -39,22 +39,22 @@ class Training:
         torch.manual_seed(seed + comm.rank)
         layers = torch.nn.Linear(32, 64), torch.nn.Dropout(0.3), torch.nn.Linear(64, 8)
         self.model = torch.nn.Sequential(*layers).to(place)
-        made = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=False)
-        self.optimizer = kind(made, self.model, comm=comm, **settings)
+        self.adamw = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=False)
+        self.averager = kind(self.model, self.adamw, comm=comm, **settings)
 
     def steps(self, which):
         """Make steps on batches of this rank's own."""
         for step in which:
             generator = self.torch.Generator().manual_seed(100 * self.comm.rank + step)
             batch = self.torch.randn(16, 32, generator=generator).to(self.place)
-            self.optimizer.zero_grad()
+            self.adamw.zero_grad()
             self.model(batch).square().mean().backward()
-            self.optimizer.step()
+            self.adamw.step()
 
     def numbers(self):
-        """Return the parameters, and what the local optimizer remembers of them."""
-        self.optimizer.complete()
-        state = self.optimizer.state_dict()["state"]
+        """Return the parameters, and what the optimizer remembers of them."""
+        self.averager.complete()
+        state = self.adamw.state_dict()["state"]
         vectors = [value for of in state.values() for value in of.values()]
         vectors += self.model.state_dict().values()
         return self.torch.cat([vector.detach().flatten().double().cpu() for vector in vectors])
@@ -70,20 +70,20 @@ def continued(comm, directory, make, place):
     from wagma.checkpoint import load, save
 
     training = make(place, 0)
-    with training.optimizer:
+    with training.averager:
         training.steps(range(AFTER))
-        save(directory, training.optimizer)
+        save(directory, training.averager)
         saved = training.numbers()
         training.steps(range(AFTER, STEPS))
         expected = training.numbers()
     training = make(place, 7)
-    with training.optimizer:
-        load(directory, training.optimizer)
+    with training.averager:
+        load(directory, training.averager)
         training.steps(range(AFTER, STEPS))
         found = training.numbers()
     training = make("cpu", 8)
-    with training.optimizer:
-        load(directory, training.optimizer)
+    with training.averager:
+        load(directory, training.averager)
         on_host = training.numbers()
     pairs = (found, expected), (on_host, saved)
     return [comm.allreduce(int((one != other).sum())) for one, other in pairs]
@@ -99,11 +99,11 @@ def price(torch, comm, directory, place, arguments):
 
     model, count = large_model(place, arguments)
     local = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    with Allreduce(local, model, comm=comm) as optimizer:
-        saver = Saver(directory, optimizer, keep=1)
+    with Allreduce(model, local, comm=comm) as averager:
+        saver = Saver(directory, averager, keep=1)
 
         def step():
-            optimizer.step()
+            local.step()
             devices.wait_for(place)
 
         step()

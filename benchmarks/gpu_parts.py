@@ -339,18 +339,14 @@ def step(comm, device, arguments):
         local.step()
         devices.wait_for(place)
 
-    def averaging():
-        optimizer.step()
-        devices.wait_for(place)
-
     variants = {"local step": timing(comm, alone), "gloo": timing(comm, by_gloo)}
     times = take_turns(comm, variants, arguments.rounds, arguments.seconds / 2)
     keep(comm, arguments, {"seconds": medians_of(times)})
-    # A second optimizer, as the local one cannot be stepped alone while it is wrapped.
-    with WAGMA(local, model, comm=comm, group_size=comm.size) as optimizer:
-        ours = {"WAGMA": timing(comm, averaging)}
+    # Afterwards, as each of its steps is averaged while the averager is open.
+    with WAGMA(model, local, comm=comm, group_size=comm.size):
+        ours = {"WAGMA": timing(comm, alone)}
         times |= take_turns(comm, ours, arguments.rounds, arguments.seconds / 2)
-        waits = synchronizing(optimizer.step)
+        waits = synchronizing(local.step)
     distributed.destroy_process_group()
     results = {"parameters": count, "seconds": medians_of(times)}
     return {**results, "operations of a step that wait for the device": waits}, {}

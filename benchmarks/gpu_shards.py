@@ -60,18 +60,18 @@ def trained(torch, comm, place, make, **options):
     from wagma.optim.control_variates import ControlVariates
 
     model = model_of(torch, place, torch.float64)
-    optimizer = WAGMA(make(model.parameters()), model, comm=comm, sync_period=PERIOD, **BOTH,
-                      **options)  # fmt: skip
-    with optimizer:
+    optimizer = make(model.parameters())
+    options |= {"sync_period": PERIOD, **BOTH}
+    with WAGMA(model, optimizer, comm=comm, **options) as averager:
         for step in range(STEPS):
             generator = torch.Generator().manual_seed(100 * comm.rank + step)
             batch = torch.randn(8, 6, generator=generator, dtype=torch.float64).to(place)
             optimizer.zero_grad()
             (model(batch) - comm.rank).square().mean().backward()
             optimizer.step()
-        variates = next(e for e in optimizer._extras if isinstance(e, ControlVariates))
+        variates = next(e for e in averager._extras if isinstance(e, ControlVariates))
         own = torch.stack(comm.allgather(torch.cat(variates.own.memory).cpu())).mean(dim=0)
-        with optimizer.averaged():
+        with averager.averaged():
             off = (torch.cat(variates.mean.memory).cpu() - own).abs().max()
         return torch.cat([p.detach().flatten().cpu() for p in model.parameters()]), float(off)
 
@@ -81,9 +81,9 @@ def mixed_precision(torch, comm, place):
     from wagma.optim import WAGMA
 
     model = model_of(torch, place, torch.float32)
-    local = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     scaler = torch.amp.GradScaler("cuda")
-    with WAGMA(local, model, comm=comm, sync_period=PERIOD, **BOTH) as optimizer:
+    with WAGMA(model, optimizer, comm=comm, sync_period=PERIOD, **BOTH) as averager:
         for step in range(STEPS):
             batch = torch.randn(8, 6, device=place)
             optimizer.zero_grad()
@@ -94,7 +94,7 @@ def mixed_precision(torch, comm, place):
                 next(model.parameters()).grad.fill_(torch.inf)
             scaler.step(optimizer)
             scaler.update()
-        return sum(int((~vector.isfinite()).sum()) for vector in optimizer._memory)
+        return sum(int((~vector.isfinite()).sum()) for vector in averager._memory)
 
 
 def shards(comm, device, arguments):
@@ -142,7 +142,8 @@ def shards(comm, device, arguments):
     for kind, make in kinds.items():
         for choice, options in choices.items():
             settings = {"group_size": comm.size, **options}
-            with WAGMA(make(), model, comm=comm, **settings) as optimizer:
+            optimizer = make()
+            with WAGMA(model, optimizer, comm=comm, **settings):
 
                 def call(optimizer=optimizer):
                     optimizer.step()

@@ -72,16 +72,16 @@ def allreduce_sgd(comm, task, sgd, arguments):
 def wagma_sgd(comm, task, sgd, arguments, slowness, **settings):
     """Train by WAGMA-SGD, or by local SGD if groups have one rank."""
     timely = 0
-    with WAGMA(sgd, task.model, comm=comm, sync_period=SYNC_PERIOD, **settings) as optimizer:
+    with WAGMA(task.model, sgd, comm=comm, sync_period=SYNC_PERIOD, **settings) as averager:
         for _ in range(arguments.steps):
             task.compute_gradient()
             if slowness:
                 factor = slowness if comm.rank == 0 else 1.0
                 step_time = arguments.step_time_ms / 1000 * factor
                 time.sleep(step_time * max(0.0, 1 + JITTER * task.jitter.normal()))
-            optimizer.step()
-            timely += optimizer.result.timely and not optimizer.result.synchronized
-        with optimizer.averaged():
+            sgd.step()
+            timely += averager.result.timely and not averager.result.synchronized
+        with averager.averaged():
             measured = task.measure()
     versions = arguments.steps - arguments.steps // SYNC_PERIOD
     return measured | {"timely": comm.allreduce(timely) / versions / comm.size}

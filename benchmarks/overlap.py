@@ -46,11 +46,11 @@ def time_steps(comm, arguments, kind, **settings):
     chance = random.Random(comm.rank)
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
     settings.update(group_size=arguments.group_size, sync_period=PERIOD)
-    with WAGMA(sgd, model, comm=comm, **settings) as optimizer:
+    with WAGMA(model, sgd, comm=comm, **settings):
 
         def step():
             compute(kind, arguments.compute_ms / 1000, chance)
-            optimizer.step()
+            sgd.step()
 
         time_calls(comm, step, PERIOD)
         return time_calls(comm, step, PERIOD)
@@ -60,7 +60,7 @@ def main():
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=7)
     arguments.add_argument("--mib", type=int, default=16)
-    arguments.add_argument("--group-size", type=int, help="default: that of the optimizer")
+    arguments.add_argument("--group-size", type=int, help="default: WAGMA's")
     arguments.add_argument("--compute-ms", type=float, default=40.0)
     arguments = arguments.parse_args()
     torch.set_num_threads(1)

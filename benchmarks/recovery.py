@@ -45,24 +45,24 @@ def train(name, parameters, victim, folder):
         model = torch.nn.ParameterList([torch.zeros(parameters)])
         model[0].grad = torch.ones_like(model[0])
         sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
-        optimizer = getattr(optim, name)(sgd, model, survive=survive, **METHODS[name])
-        step(model, optimizer)
-        optimizer.synchronize()
+        averager = getattr(optim, name)(model, sgd, survive=survive, **METHODS[name])
+        step(model, sgd)
+        averager.synchronize()
         began = time.perf_counter()
         for _ in range(STEPS):
-            step(model, optimizer)
-        optimizer.synchronize()
+            step(model, sgd)
+        averager.synchronize()
         measured["with" if survive else "without"] = (time.perf_counter() - began) / STEPS
         if not survive:
-            optimizer.close()
+            averager.close()
     if me == victim:
         (folder / "death").write_text(str(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
     while not told:
-        step(model, optimizer)
-    step(model, optimizer)
+        step(model, sgd)
+    step(model, sgd)
     after = time.time() - float((folder / "death").read_text())
-    optimizer.close()
+    averager.close()
     measured |= {"after": after, "told": told[0].seconds}
     (folder / f"rank-{me}").write_text(json.dumps(measured))
 

@@ -44,7 +44,7 @@ CHOICES = {
 
 
 class Training:
-    """A model with its gradients, and its optimizer."""
+    """A model with its gradients, its optimizer, and an averager."""
 
     def __init__(self, comm, make, size, **options):
         count = size // 4 // PARTS
@@ -55,43 +55,43 @@ class Training:
             value.grad = torch.full_like(value, 1e-3 * (comm.rank + 1))
         self.local = make(self.model.parameters())
         self.local.step()
-        self.optimizer = None
-        if options.pop("wrapped", True):
-            self.optimizer = WAGMA(
-                self.local, self.model, comm=comm, group_size=2, sync_period=PERIOD, **options
+        self.averager = None
+        if options.pop("averaged", True):
+            self.averager = WAGMA(
+                self.model, self.local, comm=comm, group_size=2, sync_period=PERIOD, **options
             )
 
     def step(self):
-        (self.optimizer or self.local).step()
+        self.local.step()
 
 
 def traffic(comm, make, size, options):
     """Return the bytes that a rank sends in a step, on average over a period."""
     training = Training(comm, make, size, transport="messages", wait="group", **options)
-    with training.optimizer as optimizer:
-        begun = optimizer.collective.statistics().bytes_sent
+    with training.averager as averager:
+        begun = averager.collective.statistics().bytes_sent
         for _ in range(PERIOD):
             training.step()
-        sent = optimizer.collective.statistics().bytes_sent - begun
+        sent = averager.collective.statistics().bytes_sent - begun
     return comm.allreduce(sent, MPI.SUM) / comm.size / PERIOD
 
 
 def memory(comm, make, size, options):
     """Return the bytes that a step takes beside a local training's, of the rank with the most."""
     used = []
-    for wrapped in (False, True):
+    for averaged in (False, True):
         gc.collect()
         comm.Barrier()
         before = proportional_set_size()
         comm.Barrier()
         with Peak() as peak:
-            given = options if wrapped else {}
-            training = Training(comm, make, size, wrapped=wrapped, **given)
+            given = options if averaged else {}
+            training = Training(comm, make, size, averaged=averaged, **given)
             for _ in range(PERIOD + 2):
                 training.step()
                 time.sleep(0.03)  # for the peak to be seen
-        if training.optimizer is not None:
-            training.optimizer.close()
+        if training.averager is not None:
+            training.averager.close()
         del training
         used.append(peak.value - before)
     return comm.allreduce(used[1] - used[0], MPI.MAX)
@@ -100,7 +100,7 @@ def memory(comm, make, size, options):
 def times(comm, make, size, arguments):
     """Return {name: seconds per step in each round}; on rank 0."""
     vector = np.zeros(size // 4, np.float32)
-    local = Training(comm, make, size, wrapped=False)
+    local = Training(comm, make, size, averaged=False)
     trainings = {name: Training(comm, make, size, **options) for name, options in CHOICES.items()}
 
     def timed(step):
@@ -121,7 +121,7 @@ def times(comm, make, size, arguments):
     variants |= {name: timed(training.step) for name, training in trainings.items()}
     found = take_turns(comm, variants, arguments.rounds, arguments.seconds)
     for training in trainings.values():
-        training.optimizer.close()
+        training.averager.close()
     return found
 
 

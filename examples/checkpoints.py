@@ -56,26 +56,26 @@ def main():
     progress = {"epochs": 0, "lowest": math.inf, "since": 0}
 
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    with WAGMA(sgd, model) as optimizer:  # collective, and so is the end of the block
-        if arguments.resume and (found := checkpoint.load("checkpoints", optimizer)):  # collective
+    with WAGMA(model, sgd) as averager:  # collective, and so is the end of the block
+        if arguments.resume and (found := checkpoint.load("checkpoints", averager)):  # collective
             progress = found["progress"]
         while progress["epochs"] < arguments.epochs and progress["since"] < PATIENCE:
             sampler.set_epoch(progress["epochs"])
             for inputs, targets in loader:
-                optimizer.zero_grad()
+                sgd.zero_grad()
                 nn.functional.mse_loss(model(inputs), targets).backward()
-                optimizer.step()
+                sgd.step()
             loss = None
-            with optimizer.averaged():  # collective
+            with averager.averaged():  # collective
                 if comm.rank == 0:
                     loss = evaluate(model, test)
                     if loss < progress["lowest"]:
-                        save(optimizer.model_state_dict(), "best.pt")
+                        save(model.state_dict(), "best.pt")
             loss = comm.bcast(loss)  # collective: all ranks stop after the same epoch
             progress["epochs"] += 1
             progress["since"] = 0 if loss < progress["lowest"] else progress["since"] + 1
             progress["lowest"] = min(loss, progress["lowest"])
-            checkpoint.save("checkpoints", optimizer, progress=progress)  # collective
+            checkpoint.save("checkpoints", averager, progress=progress)  # collective
 
     if comm.rank == 0:
         model.load_state_dict(torch.load("best.pt"))

@@ -35,7 +35,7 @@ def main():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = WAGMA(optimizer, model)
+    averager = WAGMA(model, optimizer)
     loss = nn.MSELoss()
 
     before = evaluate(model, data)
@@ -46,13 +46,13 @@ def main():
             loss(model(batch), targets).backward()
             optimizer.step()
 
-    optimizer.synchronize()
+    averager.synchronize()  # all ranks have their mean model now
     after = evaluate(model, data)
     if rank == 0:
         torch.save(model.state_dict(), "model.pt")
         print(f"loss: {before:.3f} before, {after:.3f} after {epochs} epochs")
         print("expected on 4 ranks with default arguments: below 0.1")
-    optimizer.close()
+    averager.close()
 
 
 if __name__ == "__main__":

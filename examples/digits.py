@@ -48,19 +48,19 @@ def main():
         with torch.no_grad():
             return (model(inputs[test]).argmax(1) == labels[test]).float().mean().item()
 
-    with getattr(wagma.optim, arguments.method)(sgd, model) as optimizer:
+    with getattr(wagma.optim, arguments.method)(model, sgd) as averager:
         before = accuracy()
         began = time.perf_counter()
         for _ in range(arguments.steps):
             batch = share[torch.randint(len(share), (BATCH,))]
-            optimizer.zero_grad()
+            sgd.zero_grad()
             loss(model(inputs[batch]), labels[batch]).backward()
             if delays.random() < 0.1:  # a straggler's step
                 time.sleep(arguments.delay)
-            optimizer.step()
+            sgd.step()
         seconds = time.perf_counter() - began
         # Before any other communication: some methods wait for ranks that still make steps.
-        optimizer.synchronize()  # all ranks have the average of their models now
+        averager.synchronize()  # all ranks have the average of their models now
         after = accuracy()
         seconds = comm.gather(seconds)
         models = comm.gather([parameter.tolist() for parameter in model.parameters()])

@@ -72,15 +72,16 @@ def main():
 
     torch.manual_seed(comm.rank)  # episodes differ between ranks
     policy = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
-    with WAGMA(torch.optim.Adam(policy.parameters(), lr=5e-3), policy) as optimizer:
+    adam = torch.optim.Adam(policy.parameters(), lr=5e-3)
+    with WAGMA(policy, adam) as averager:
         before = mean_length(policy)
         played = episodes = 0
-        with optimizer.join():  # a rank that has left takes part in averages until all have
+        with averager.join():  # a rank that has left takes part in averages until all have
             while played < frames:
                 logs = play(policy)
-                optimizer.zero_grad()
+                adam.zero_grad()
                 loss_of(logs).backward()
-                optimizer.step()
+                adam.step()
                 played, episodes = played + len(logs), episodes + 1
         after = mean_length(policy)  # all ranks have the same policy now
         counts = comm.gather(episodes)

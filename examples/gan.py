@@ -1,4 +1,4 @@
-"""Train a generative adversarial network: two models, each with an optimizer that averages it.
+"""Train a generative adversarial network: two models, each with an averager of its own.
 
     OMP_NUM_THREADS=1 mpiexec -n 4 python gan.py
 
@@ -48,21 +48,21 @@ def main():
     real, fake = torch.ones(BATCH, 1), torch.zeros(BATCH, 1)
 
     with (
-        WAGMA(generator_adam, generator) as generator_optimizer,
-        WAGMA(critic_adam, critic) as critic_optimizer,
+        WAGMA(generator, generator_adam) as generator_averager,
+        WAGMA(critic, critic_adam),
     ):
         noise = torch.randn(1000, NOISE)
         before = distance(generator(noise))
         for _ in range(steps):
             drawn = generator(torch.randn(BATCH, NOISE))
-            critic_optimizer.zero_grad()
+            critic_adam.zero_grad()
             (loss(critic(real_points()), real) + loss(critic(drawn.detach()), fake)).backward()
-            critic_optimizer.step()  # also averages the critic
+            critic_adam.step()  # also averages the critic
 
-            generator_optimizer.zero_grad()
+            generator_adam.zero_grad()
             loss(critic(drawn), real).backward()
-            generator_optimizer.step()  # also averages the generator
-        with generator_optimizer.averaged():
+            generator_adam.step()  # also averages the generator
+        with generator_averager.averaged():
             points = generator(noise)
             after = distance(points)
             quarters = len({(x > 0, y > 0) for x, y in points.tolist()})

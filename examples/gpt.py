@@ -90,18 +90,18 @@ def main():
 
     torch.manual_seed(comm.rank)  # batches differ; models start from rank 0's all the same
     model = GPT(len(alphabet))
-    optimizer = WAGMA(torch.optim.AdamW(model.parameters(), lr=3e-3), model)
-    with optimizer:
+    adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    with WAGMA(model, adamw) as averager:
         with torch.no_grad():
             before = loss_of(model, held_out).item()
         for step in range(steps):
-            optimizer.zero_grad()
+            adamw.zero_grad()
             loss = loss_of(model, draw(train, BATCH))
             loss.backward()
-            optimizer.step()
+            adamw.step()
             if comm.rank == 0 and step % 50 == 0:
                 print(f"step {step}: rank 0's loss {loss.item():.2f}", flush=True)
-        with optimizer.averaged(), torch.no_grad():  # the average of all ranks' models
+        with averager.averaged(), torch.no_grad():  # the average of all ranks' models
             after = loss_of(model, held_out).item()
             written = write(model, 200, held_out[0][0])[CONTEXT:]
     if comm.rank == 0:
