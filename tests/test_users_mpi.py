@@ -593,6 +593,26 @@ def test_a_second_step_of_one_of_several_is_refused_where_gradients_are_averaged
         optimizers[1].step()
 
 
+@pytest.mark.parametrize("method", [WAGMA, Allreduce])
+def test_a_grad_scaler_and_two_optimizers(comm, method):
+    model = nn.Linear(8, 4)
+    optimizers = [torch.optim.SGD([p], lr=0.02) for p in model.parameters()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with method(model, optimizers, comm=comm) as averager:
+        before = model.bias.detach().clone()
+        scaler.scale(model(torch.ones(1, 8)).sum() * (comm.rank + 1)).backward()
+        if method is Allreduce:
+            with pytest.raises(RuntimeError, match=r"scaler\.unscale_\(optimizer\) for each"):
+                scaler.step(optimizers[0])
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        assert averager.steps == 1
+        averager.synchronize()
+        torch.testing.assert_close(before - model.bias, torch.full((4,), 0.02 * 2.5))
+
+
 @pytest.mark.parametrize("name", ["wagma", "allreduce", "local-sgd", "d-psgd"])
 def test_lbfgs_is_refused_with_the_reason(comm, name):
     model = nn.Linear(4, 1)

@@ -42,6 +42,7 @@ class Steps:
         self._made: set[int] = set()  # of this step
         self._inside = False  # a step that is heard of
         self._goes = True  # whether the optimizers make their part of this step
+        self._together = averager.averages_gradients and len(optimizers) > 1
         self.heard = False  # whether any optimizer has made a step
         self._undo: list[Callable[[], None]] = []
         # Not to be traced where a step is compiled, whose own part may be. Optimizers have loaded
@@ -108,7 +109,7 @@ class Steps:
         loss = None
         self._inside = True
         try:
-            with unscaled(optimizer, closure) as finite:
+            with unscaled(optimizer, closure, self._together) as finite:
                 loss = self._before(optimizer, closure, finite)
                 if not averager.averages_gradients:
                     if finite:
@@ -222,7 +223,7 @@ class Steps:
         if self._averager is None or self._inside:
             return None
         *_, closure = taken_apart(args[1:], kwargs)  # the first one is the optimizer
-        with unscaled(optimizer, closure) as finite:
+        with unscaled(optimizer, closure, self._together) as finite:
             loss = self._before(optimizer, closure, finite)
         if not finite or not self._goes:  # torch's optimizers skip parameters without a gradient
             for group in optimizer.param_groups:
@@ -248,26 +249,34 @@ def taken_apart(
 
 
 @contextmanager
-def unscaled(optimizer: Any, closure: Callable[[], Any] | None) -> Iterator[bool]:
+def unscaled(optimizer: Any, closure: Callable[[], Any] | None, together: bool) -> Iterator[bool]:
     """Unscale gradients scaled by a GradScaler; yield whether it has found them to be finite.
 
     In the block the optimizer does not know of it.
 
+    Args:
+        optimizer, closure: those of the step.
+        together: whether gradients of several optimizers are averaged now.
+
     Raises:
-        RuntimeError: a closure with a GradScaler, which cannot see its gradients.
+        RuntimeError: a closure with a GradScaler, which cannot see its gradients; or the others'
+            are still scaled.
     """
-    told = {name: vars(optimizer).get(name) for name in ("found_inf", "grad_scale")}
+    told = {name: vars(optimizer).pop(name, None) for name in ("found_inf", "grad_scale")}
     if told["found_inf"] is None:
         yield True
         return
     if closure is not None:
         raise RuntimeError("GradScaler does not support closures")
+    if together and told["grad_scale"] is not None:
+        raise RuntimeError(
+            "gradients of several optimizers are averaged together: call "
+            "scaler.unscale_(optimizer) for each before the first one's step"
+        )
     finite = not bool(told["found_inf"])
     if finite and told["grad_scale"] is not None:
         unscale(optimizer.param_groups, float(told["grad_scale"]))
     try:
-        for name in told:
-            delattr(optimizer, name)
         yield finite
     finally:
         optimizer.found_inf, optimizer.grad_scale = told["found_inf"], None  # it deletes both
