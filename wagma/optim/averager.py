@@ -141,6 +141,7 @@ class Averager(Averaging):
         self.complete()
         self._check_model()
         self._average_all()
+        self._watch.buffers(self.flat.unseen())
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -309,6 +310,7 @@ class Averager(Averaging):
     def statistics(self) -> Any:
         """Return this rank's `collectives.statistics.Statistics` so far, of all collectives."""
         self._watch.check_heard()
+        self._watch.buffers(self.flat.unseen())
         now = self.collective.statistics()
         now = total([*self._past, now]) if self._past else now
         return now._replace(left_out=now.left_out + self._watch.of_buffers)
@@ -405,5 +407,4 @@ class Averager(Averaging):
     def _check_model(self) -> None:
         """Raise RuntimeError if the model has parts, or has made steps, that are not averaged."""
         self.flat.check()
-        self._watch.buffers(self.flat.unseen())
         self._watch.check_heard()

@@ -244,7 +244,12 @@ class Averaging:
 
     def _give(self) -> list[np.ndarray | DeviceVector]:
         """Return the vectors for the collective, with the model as it is now."""
-        self._watch.buffers(self.flat.give())
+        self.flat.check_places()
+        try:
+            self._watch.buffers(self.flat.give())
+        except BaseException as error:  # others may wait for this rank
+            self.collective.fail(error)
+            raise
         return self._vectors
 
     def _changed(self, share: float = 0.0) -> None:

@@ -70,7 +70,10 @@ class FlatModel:
         by_value: the indices of the vectors of buffers.
         dtypes: list of the `torch.dtype`s of the parameters.
         zeros: function that makes vectors that are averaged, as `torch.zeros` does.
+        overlaps: whether buffers may change between `give` and `take`.
     """
+
+    overlaps = False
 
     @torch.inference_mode(False)  # whatever the caller's mode, the views must be trainable
     def __init__(
@@ -150,9 +153,8 @@ class FlatModel:
         """Bring the vectors up to date; return names of buffers with elements that are left out.
 
         Raises:
-            RuntimeError: a parameter was replaced, or a buffer by one of another kind.
+            RuntimeError: a buffer was replaced by one of another kind.
         """
-        self.check_places()
         for halves, wide in self._widened:
             for begin in range(0, wide.numel(), PIECE):
                 own, base = halves[begin : begin + PIECE], wide[begin : begin + PIECE]
@@ -200,12 +202,12 @@ class FlatModel:
     def _put(self, slots: Slots, share: float) -> None:
         """Copy the vector of buffers to them, except where they are infinite."""
         values = list(map(self._current, slots.buffers))
-        mean = slots.vector
-        before = slots.held.clone() if share else slots.held
+        change = slots.held.clone() if share else slots.held
         torch._foreach_copy_(slots.held_parts, values)
         if share:
-            mean = mean + share * (slots.held - before).nan_to_num_(0.0, 0.0, 0.0)
-        torch.where(slots.held.isinf(), slots.held, mean, out=slots.held)
+            torch.sub(slots.held, change, out=change)
+            slots.vector.add_(change.nan_to_num_(0.0, 0.0, 0.0), alpha=share)
+        torch.where(slots.held.isinf(), slots.held, slots.vector, out=slots.held)
         torch._foreach_copy_(values, slots.held_parts)
 
     @torch.no_grad()
@@ -294,8 +296,9 @@ class FlatModel:
 
     @property
     def _all(self) -> list[torch.Tensor]:
-        held = [slots.held for slots in self._slots]
-        return [*self.memory, *(halves for halves, _ in self._widened), *held]
+        """The vectors that `save` copies; those of buffers are filled again instead."""
+        held = [slots.held for slots in self._slots if self.overlaps]
+        return [*self.memory[: len(self.dtypes)], *(halves for halves, _ in self._widened), *held]
 
     @torch.no_grad()
     def save(self) -> Saved:
@@ -314,6 +317,8 @@ class FlatModel:
                 tensor.detach().copy_(value)
             if module._buffers.get(attribute) is not tensor:
                 setattr(module, attribute, tensor)
+        for slots in self._slots if not self.overlaps else ():
+            self._fill(slots)
 
     @property
     def stand_ins(self) -> list[torch.Tensor]:

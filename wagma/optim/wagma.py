@@ -134,6 +134,7 @@ class WAGMA(Averager):
         self._rebuilt()
 
     def _rebuilt(self) -> None:
+        self.flat.overlaps = self.overlap
         if self.overlap:
             more = [vector for extra in self._extras for vector in extra.memory]
             self._overlap = Overlap(self.flat, more, self.collective)
