@@ -30,7 +30,7 @@ from lockstep import DEFAULT_SIZES, SIZES, may_run_with
 NO_TESTS = 5  # pytest's exit status
 BRIEF, CUDA_MPI = (4,), (4, 1)  # numbers of ranks
 DEVICES = "test_cuda_*.py", "test_device*_mpi.py"
-TIME_LIMIT = 1200  # seconds, of a part; only a hang takes so long
+TIME_LIMIT = 1800  # seconds, of a part; only a hang takes so long
 # There are more ranks than cores: those that wait in a blocking call of MPICH's, as only tests and
 # constructors do, let the others run. (Open MPI sees to that by itself.)
 YIELDING = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}

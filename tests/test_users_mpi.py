@@ -620,6 +620,86 @@ def test_lbfgs_is_refused_with_the_reason(comm, name):
         METHODS[name].make(model, comm, torch.optim.LBFGS)
 
 
+def test_an_optimizer_that_never_steps_is_named(comm):
+    model = nn.Linear(8, 4)
+    first, second = torch.optim.SGD([model.weight]), torch.optim.AdamW([model.bias])
+    averager = WAGMA(model, [first, first, second], comm=comm)
+    assert averager.optimizers.given == (first, second)
+    train(model, first, 2)
+    with pytest.raises(RuntimeError, match="AdamW of the optimizers made no step"):
+        averager.close()
+
+
+def test_a_step_that_fails_between_two_optimizers_is_told_to_all(comm):
+    model = nn.Linear(8, 4)
+    first, second = torch.optim.SGD([model.weight]), torch.optim.SGD([model.bias])
+
+    def fail(*_):
+        raise KeyError
+
+    with Allreduce(model, [first, second], comm=comm):
+        model(torch.ones(1, 8)).sum().backward()
+        first.step()
+        if comm.rank == 1:
+            hook = second.register_step_pre_hook(fail)
+            with pytest.raises(KeyError):
+                second.step()
+            hook.remove()
+        else:
+            second.step()
+        words = "an exception ended a step of rank 1" if comm.rank == 1 else "rank 1 failed"
+        with pytest.raises(Exception, match=words):
+            first.step()
+
+
+@pytest.mark.parametrize("method", [WAGMA, Allreduce])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_kept_step_with_a_grad_scaler_and_infinite_gradients_of_one_rank(comm, method, fused):
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    kept = optimizer.step
+    with method(model, optimizer, comm=comm) as averager:
+        optimizer.step = kept  # as Accelerate does with what it has kept
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for t in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 8)).sum() * (comm.rank + 1)
+            scaler.scale(loss * (torch.inf if (comm.rank, t) == (1, 1) else 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert averager.steps == t + 1
+            if method is Allreduce:
+                assert same_everywhere(comm, str(model.weight.tolist()))
+        averager.synchronize()
+        assert model.weight.isfinite().all() and same_everywhere(comm, str(model.weight.tolist()))
+
+
+def test_a_buffer_replaced_by_another_kind_on_one_rank_is_an_error_on_all(comm):
+    for name in ("wagma", "d-psgd"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        with METHODS[name].make(model, comm) as averager:
+            if comm.rank == 1:
+                model[1].running_mean = torch.zeros(4).double()
+            with pytest.raises(Exception, match=r"buffer '1\.running_mean' was replaced by one of"):
+                averager.synchronize()
+
+
+def test_control_variates_of_two_optimizers_keep_their_sum(comm):
+    model = nn.Linear(8, 4)
+    optimizers = [torch.optim.SGD([p], lr=0.01) for p in model.parameters()]
+    settings = {"correction": "control-variates", "sync_period": 2}
+    with WAGMA(model, optimizers, comm=comm, **settings) as averager:
+        for t in range(9):
+            model.zero_grad()
+            loss = (model(torch.randn(16, 8)) - comm.rank).square().mean()
+            (loss * (torch.inf if (comm.rank, t) == (1, 3) else 1)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        [variates] = averager._extras
+        sums = [comm.allreduce(float(v.memory[0].sum())) for v in (variates.mean, variates.own)]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-4, abs=1e-4)
+
+
 def test_steps_are_counted_as_steps(comm):
     model = nn.Linear(4, 1)
     optimizer = sgd(model)

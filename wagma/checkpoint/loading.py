@@ -197,13 +197,17 @@ def go_on(
     error: Exception | None = None
     try:
         check_names(path, part["more"], more)
-        for each, saved in zip(optimizers, part["optimizers"], strict=True):
-            each.load_state_dict(saved)
+        if len(optimizers) != (saved := len(part["optimizers"])):
+            raise CheckpointError(
+                f"{path} has {counted(saved, 'optimizer')}, not {len(optimizers)}"
+            )
         if comm.rank == 0:
             tensors = load_file(path / files.MODEL)
             tensors |= {name: tensors[other] for name, other in manifest["tied"].items()}
             state.check_model(flat, tensors, str(path / files.MODEL))
             flat.model.load_state_dict({**part["own"], **tensors})
+        for each, kept in zip(optimizers, part["optimizers"], strict=True):
+            each.load_state_dict(kept)
     except Exception as problem:  # also what reading or the module's hooks raise
         error = CheckpointError(str(problem) or type(problem).__name__)
     raise_collectively(comm, error)

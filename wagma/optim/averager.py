@@ -77,7 +77,7 @@ class Averager(Averaging):
         Args:
             weight: weight of this rank relative to 1, such as its batch size divided by the mean
                 size; finite, at least 0. None: `weight`, the attribute, which also the steps of
-                optimizers have.
+                optimizers have. Where gradients are averaged, `average_gradients` has it.
 
         Raises:
             RuntimeError: the optimizer's `step` has been made, which averages by itself; a
@@ -91,9 +91,10 @@ class Averager(Averaging):
         self._begin_manual("step()")
         if self.averages_gradients and not self._is_manual:
             raise RuntimeError("step() without average_gradients() before the update")
+        if self._shards.correction is not None:
+            raise RuntimeError("correction= needs the optimizer's step(), before which it corrects")
         if not self.averages_gradients:
             self._steps_of.begin()
-            self._steps_of.updated()
         self._is_manual = False
         self._steps_of.end(None, weight)
 
@@ -104,7 +105,8 @@ class Averager(Averaging):
             weight: as for `step`.
 
         Returns:
-            Whether to make the update: if no rank's gradients are finite, no rank makes it.
+            Whether to make the update: if no rank's gradients are finite, no rank makes it. If an
+            exception ends it, go on from a checkpoint: the others have made it.
 
         Raises:
             RuntimeError: also if the method averages models.
@@ -356,7 +358,7 @@ class Averager(Averaging):
             RuntimeError: optimizers have made steps that the averager has not heard of; it is
                 closed then.
         """
-        unheard = None if self.closed else self._watch.unheard()
+        unheard = None if self.closed else self._watch.unheard(closing=True)
         try:
             self._recovery.leave()
         except BaseException:

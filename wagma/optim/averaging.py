@@ -320,6 +320,7 @@ class Averaging:
         if self._watch.names and self._result is not None:
             self._result = self._result._replace(left_out=self._watch.names)
             self.results[-1] = self._result
+            self._watch.names = ()
 
     def _count_excluded(self) -> int:
         """Return how many of this rank's vectors the collective has excluded so far."""

@@ -68,6 +68,13 @@ class EagerSGD(Averager):
         """
         super().__init__(model, optimizer, given(locals()), **options)
 
+    def _check_settings(self, **settings: Any) -> dict[str, Any]:
+        if not self.optimizers.given:
+            raise ValueError(
+                "EagerSGD needs the optimizer, with which it applies gradients that arrive late"
+            )
+        return {}
+
     def _make_collective(self, comm: MPI.Intracomm, **options: Any) -> Any:
         self._gradients = agreed(comm, lambda: FlatGradients(self.flat))
         return collectives.PartialAllreduce(comm, self._gradients.vectors, **options)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from collectives.agreement import agreed
 from collectives.memory import device_caches
 from wagma.optim.tensors import (
     AVERAGED,
     HALVES,
     OWN,
     Tensor,
+    is_expanded,
     named_tensors,
     numbered,
     place,
@@ -213,8 +215,9 @@ class FlatModel:
     @torch.no_grad()
     def average_buffers(self, comm: MPI.Intracomm) -> None:
         """Set buffers that are apart to their mean over all ranks, in their order; collective."""
+        if self._apart:
+            agreed(comm, lambda: [self._fill(slots) for slots in self._apart])
         for slots in self._apart:
-            self._fill(slots)
             each = comm.allgather(slots.vector.cpu().numpy().copy())
             slots.vector.copy_(torch.from_numpy(np.mean(each, axis=0, dtype=each[0].dtype)))
             self._put(slots, 0.0)
@@ -313,7 +316,7 @@ class FlatModel:
         for module, attribute, tensor, value in saved.buffers:
             if tensor.is_inference():  # made by the module in that mode, and fixed outside of it
                 tensor = value.clone()
-            else:
+            elif not is_expanded(tensor):
                 tensor.detach().copy_(value)
             if module._buffers.get(attribute) is not tensor:
                 setattr(module, attribute, tensor)

@@ -59,7 +59,7 @@ class FlatGradients:
             if gradient is None:
                 view.zero_()
             else:
-                view.copy_(as_real(gradient))
+                view.copy_(as_real(gradient.resolve_conj()))
         self.own = [tensor.value.grad is not None for tensor, _ in self._parameters]
         if self.own != self._flags_of:  # rarely: a copy from the host may wait for the device
             self._flags_of = self.own
@@ -110,6 +110,6 @@ class FlatGradients:
             if not is_present:  # also if this rank has one that was excluded
                 value.grad = None
                 continue
-            if value.grad is None:
+            if value.grad is None or value.grad.is_conj():
                 value.grad = torch.empty_like(value)
             as_real(value.grad).copy_(view)

@@ -60,15 +60,18 @@ class LeftOut:
 
     def buffers(self, names: list[str]) -> None:
         """Note the buffers of a call that have elements which are not finite."""
-        self.names = tuple(names)
+        self.names = (*self.names, *names)
         for name in names:
             self.of_buffers += 1
             what = f"elements of buffer {name!r} that are not finite"
             self._say(what, self.of_buffers, "", self._averager.steps)
 
+    def begin_step(self) -> None:
+        """Forget what was noted of the step before."""
+        self._suspected, self.names = None, ()
+
     def suspect(self, tame: bool = False) -> None:
         """Note which gradient is not finite, if any, before an update that may be left out."""
-        self._suspected = None
         if tame:
             return
         found = (
@@ -104,14 +107,21 @@ class LeftOut:
         if error := self.unheard():
             raise error
 
-    def unheard(self) -> RuntimeError | None:
+    def unheard(self, *, closing: bool = False) -> RuntimeError | None:
         """Return the error for a model that was trained without a version of the averager.
 
         It was if it has changed since a gradient was computed: by an optimizer that the
         averager was not given, or by other methods of one than `step`.
         """
         averager = self._averager
-        if not self._trained or averager.steps or averager._steps_of.heard or averager.closed:
+        if averager.steps or averager.closed:
+            return None
+        if closing and (missing := averager._steps_of.missing):
+            return RuntimeError(
+                f"{missing} of the optimizers made no step, and this {type(averager).__name__} "
+                "averager averages once all have: give it only those that train"
+            )
+        if not self._trained or averager._steps_of.heard:
             return None
         if all(value._version == version for value, version in self._versions):
             return None

@@ -48,7 +48,7 @@ class Optimizers:
 
     def __init__(self, given: Any):
         listed = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
-        self.given = tuple(unwrapped(each) for each in listed)
+        self.given = tuple(dict.fromkeys(map(unwrapped, listed)))
         self.reachable = list(reachable(self.given))
         self._copies: State | None = None
         self._hidden: set[str] = set()
@@ -113,6 +113,11 @@ class Optimizers:
 
     # States that an update which is left out has spoilt
 
+    def begin_step(self) -> None:
+        """Forget the copies of states that are finite again."""
+        if self._copies is not None and all(is_finite(o.state) for o in self.reachable):
+            self._copies = None
+
     @torch.no_grad()
     def before_update(self) -> bool:
         """Copy the states, if the gradients are not finite, or so large that squares overflow.
@@ -122,9 +127,9 @@ class Optimizers:
         Returns:
             Whether that was not needed.
         """
-        former, self._copies = self._copies or {}, None
         if self._are_tame():
             return True
+        former = self._copies or {}
         self._copies = {
             o: {
                 p: copied(s) if is_finite(s) else former.get(o, {}).get(p) for p, s in state.items()
@@ -334,7 +339,7 @@ def reachable(given: Iterable[torch.optim.Optimizer]) -> Iterator[torch.optim.Op
 
 def mode_of(optimizer: Any) -> bool | None:
     """Return whether an optimizer is in its training mode; None: it has no modes."""
-    if not (callable(getattr(optimizer, "train", None)) and callable(optimizer.eval)):
+    if not all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
         return None
     modes = [group["train_mode"] for group in optimizer.param_groups if "train_mode" in group]
     mode = modes[0] if modes else getattr(optimizer, "train_mode", None)

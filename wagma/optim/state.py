@@ -36,7 +36,8 @@ def state_of(averager: Averaging) -> dict[str, Any]:
 def load(averager: Averaging, state: dict[str, Any]) -> None:
     """Continue from a state: see `Averager.load_state_dict`; collective."""
     flat, extras, collective = averager.flat, averager._extras, averager.collective
-    averager._are_equal = False
+    averager._are_equal = averager._is_manual = False
+    averager._steps_of.forget()
     flat.check()
     flat.round()
     for vector, value in zip(flat.stand_ins, state.get("wide", ())):

@@ -63,6 +63,16 @@ class Steps:
         post = optimizer.register_step_post_hook(self._ends_unseen)
         self._undo += [pre.remove, post.remove]
 
+    @property
+    def missing(self) -> str:
+        """The names of optimizers that have still to make their part of a step begun by others."""
+        left = [type(o).__name__ for o in self._optimizers if id(o) not in self._made]
+        return ", ".join(left) if self._made else ""
+
+    def forget(self) -> None:
+        """Begin no step where one has been begun."""
+        self._made = set()
+
     def close(self) -> None:
         """Leave nothing in the optimizers."""
         self._averager = None
@@ -106,11 +116,11 @@ class Steps:
     ) -> Any:
         averager = self._open
         args, kwargs, closure = taken_apart(args, kwargs)
-        loss = None
+        loss, begun = None, False
         self._inside = True
         try:
             with unscaled(optimizer, closure, self._together) as finite:
-                loss = self._before(optimizer, closure, finite)
+                loss, begun = self._before(optimizer, closure, finite), True
                 if not averager.averages_gradients:
                     if finite:
                         more = () if closure is None else (self._completed(optimizer, closure),)
@@ -127,9 +137,13 @@ class Steps:
                             "gradient by averager.average_gradients() instead"
                         ) from error
                     loss = returned if closure is None else loss
+        except BaseException:
+            if begun and averager.averages_gradients:  # what was averaged is of a step that has ended
+                self._made = set()
+            raise
         finally:
             self._inside = False
-        self._after(optimizer, loss, finite)
+        self._after(optimizer, loss)
         return loss
 
     def _begin(
@@ -159,10 +173,8 @@ class Steps:
         self._goes = averager._average_gradients(averager.weight, finite)
         return loss
 
-    def _end(self, optimizer: torch.optim.Optimizer, loss: Any, updated: bool) -> None:
-        """Do what comes after an optimizer's step, and after the step, if all have made theirs."""
-        if updated and not self._open.averages_gradients:
-            self.updated()
+    def _end(self, optimizer: torch.optim.Optimizer, loss: Any) -> None:
+        """Do what comes after the step, if all optimizers have made theirs."""
         self._made.add(id(optimizer))
         if len(self._made) == len(self._optimizers):
             self._made = set()
@@ -180,10 +192,14 @@ class Steps:
         if averager._recording is not None:
             averager._recording.step_begins()
         averager.complete()
+        averager.optimizers.begin_step()
+        averager._watch.begin_step()
 
     def end(self, loss: Any, weight: float | None = None) -> None:
         """Average after all optimizers have made their steps."""
         averager = self._open
+        for extra in averager._extras:
+            extra.after_step()
         given = averager.weight if weight is None else checked_weight(weight)
         if weight is not None:
             averager._check_weight(given)
@@ -197,11 +213,6 @@ class Steps:
         self._open._watch.suspect(self._open.optimizers.before_update())
         for extra in self._open._extras:
             extra.before_step(optimizer)
-
-    def updated(self) -> None:
-        """Do what comes after an update of models."""
-        for extra in self._open._extras:
-            extra.after_step()
 
     def _completed(
         self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]
@@ -222,20 +233,23 @@ class Steps:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._averager is None or self._inside:
             return None
-        *_, closure = taken_apart(args[1:], kwargs)  # the first one is the optimizer
+        rest, others, closure = taken_apart(args[1:], kwargs)  # the first one is the optimizer
         with unscaled(optimizer, closure, self._together) as finite:
             loss = self._before(optimizer, closure, finite)
-        if not finite or not self._goes:  # torch's optimizers skip parameters without a gradient
+        gradients = self._averager.averages_gradients
+        if not (self._goes if gradients else finite):
+            # Torch's optimizers skip parameters without a gradient.
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
-        if closure is None or not self._averager.averages_gradients:
+        if closure is None:
             return None
-        return (args[0], lambda: loss), {}
+        first = (lambda: loss) if gradients else self._completed(optimizer, closure)
+        return (args[0], first, *rest), others
 
     def _ends_unseen(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._averager is not None and not self._inside:
-            self._after(optimizer, None, True)
+            self._after(optimizer, None)
 
 
 def taken_apart(
@@ -279,7 +293,7 @@ def unscaled(optimizer: Any, closure: Callable[[], Any] | None, together: bool) 
     try:
         yield finite
     finally:
-        optimizer.found_inf, optimizer.grad_scale = told["found_inf"], None  # it deletes both
+        optimizer.found_inf = optimizer.grad_scale = None  # the GradScaler deletes both
 
 
 def unscale(param_groups: list[dict[str, Any]], scale: float) -> None:

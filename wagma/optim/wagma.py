@@ -200,7 +200,7 @@ class WAGMA(Averager):
 
         With `pace="own"` those published before the newest average over all ranks that this rank
         knows of, the same on all ranks for the same average. So a job can end by work done
-        together, while no rank waits: ``while optimizer.total_steps < N``, inside `join`. With
+        together, while no rank waits: ``while averager.total_steps < N``, inside `join`. With
         `pace="common"` this rank's steps, times the ranks.
         """
         return self.collective.total_calls
