@@ -24,13 +24,7 @@ class ADPSGD(Averager):
     A step adds the local optimizer's update to this rank's model, returns the model with the
     averages made meanwhile, and begins an average with a random neighbor; it waits for no rank.
 
-    Example:
-        >>> averager = ADPSGD(model, optimizer)
-
-    Attributes:
-        collective: the `collectives.PairwiseAverage` that averages.
-
-    Source: that of `collectives.PairwiseAverage`.
+    Source: that of `collectives.PairwiseAverage`, its `collective`.
     """
 
     _is_weighted = False

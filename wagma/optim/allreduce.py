@@ -46,9 +46,6 @@ class Allreduce(Averager):
     With a `compute_limit` it is DropCompute: `within_limit` leaves out the micro-batches of a step
     that a rank has not begun in time, and the mean is over those that all ranks have computed.
 
-    Example:
-        >>> averager = Allreduce(model, optimizer)
-
     Attributes:
         computed: the number of micro-batches since the last step, or None if `within_limit` has not
             been used; a loop without it may set it.

@@ -98,7 +98,7 @@ class Averaging:
         """
         comm, survive, *selected = checked(self, model, optimizer, arguments, options, _made)
         self.comm, self._model, self._selected = comm, model, selected
-        self._arguments, self._options = arguments, options
+        self._arguments, self._options = arguments, dict[str, Any](options)
         self._past: list[Statistics] = []  # of former collectives
         self._recovery = NoRecovery(self)
         self.collective: Any = None
@@ -141,17 +141,12 @@ class Averaging:
                 told = survive if callable(survive) else None
                 self._recovery = recovery = WithRecovery(self, told)
                 self.comm = comm = recovery.survivors.comm
-            self.collective = self._make_collective(comm, **self._all_arguments)
+            self.collective = self._make_collective(comm, **self._arguments, **self._options)
             self.collective._is_abandoned = bool(survive)
         except BaseException:
             self.flat.release()
             raise
         self._excluded = 0  # of this rank's vectors, up to the last call
-
-    @property
-    def _all_arguments(self) -> dict[str, Any]:
-        """The arguments of `_make_collective`."""
-        return {**self._arguments, **self._options}
 
     # What a method defines
 

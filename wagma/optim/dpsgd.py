@@ -22,13 +22,7 @@ class DPSGD(Averager):
     The update is the local optimizer's, with the gradient at x_k, which is computed while the
     models x_k are sent: a step waits only for neighbors that are a step behind.
 
-    Example:
-        >>> averager = DPSGD(model, optimizer)
-
-    Attributes:
-        collective: the `collectives.NeighborAverage` that averages.
-
-    Source: that of `collectives.NeighborAverage`.
+    Source: that of `collectives.NeighborAverage`, its `collective`.
     """
 
     _is_weighted = False

@@ -33,9 +33,6 @@ class EagerSGD(Averager):
     A checkpoint is exact after a τ-th step: it lacks gradients that other ranks have not received
     yet.
 
-    Example:
-        >>> averager = EagerSGD(model, optimizer)
-
     Attributes:
         collective: the `collectives.PartialAllreduce` that averages.
 

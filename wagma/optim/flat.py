@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -306,7 +306,13 @@ class FlatModel:
     @torch.no_grad()
     def save(self) -> Saved:
         """Return a copy of every value that is averaged, and of all buffers, for `restore`."""
-        return Saved([v.clone() for v in self._all], list(copied_buffers(self.model)))
+        buffers = [
+            (module, attribute, tensor, tensor.detach().clone())
+            for module in self.model.modules()
+            for attribute, tensor in module._buffers.items()
+            if tensor is not None
+        ]
+        return Saved([vector.clone() for vector in self._all], buffers)
 
     @torch.no_grad()
     def restore(self, saved: Saved) -> None:
@@ -347,16 +353,6 @@ class FlatModel:
                     value.data = own.copy_(value.detach())
             del self._memory[:1]
         self._places = []
-
-
-def copied_buffers(
-    model: torch.nn.Module,
-) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]]:
-    """Yield the places of a model's buffers, and what is there, with a copy."""
-    for module in model.modules():
-        for attribute, tensor in module._buffers.items():
-            if tensor is not None:
-                yield module, attribute, tensor, tensor.detach().clone()
 
 
 def as_real(value: torch.Tensor) -> torch.Tensor:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-if TYPE_CHECKING:  # importing mpi4py.MPI initializes it
-    from types import TracebackType
+from typing import Any, Protocol, runtime_checkable
 
 __all__ = ["Averager", "Collective"]
 
@@ -31,12 +28,7 @@ class Collective(Protocol):
     def statistics(self) -> Any: ...
     def fail(self, error: BaseException) -> None: ...
     def close(self) -> None: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exception: Any) -> None: ...
 
 
 @runtime_checkable

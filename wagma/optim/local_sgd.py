@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,6 @@ class LocalSGD(Averager):
     fewer steps: use weights by work. Ranks make different numbers of steps in all: `averaged` and
     `synchronize` wait for ranks that still make steps, and average all; neither can be used inside
     `join`. The "version" of a `state_dict` counts averages then, not steps.
-
-    Example:
-        >>> averager = LocalSGD(model, optimizer, sync_period=8)
 
     Attributes:
         collective: the `collectives.GroupAllreduce` that averages; with trigger "solo" the
@@ -109,50 +106,24 @@ class LocalSGD(Averager):
         alone = {"group_size": 1, "wait": "group", "by_value": self.flat.by_value}
         return super()._make_collective(comm, **alone, **options)
 
-    def synchronize(self) -> None:
-        """Set every rank's model to the average over all ranks now; collective, not a step.
-
-        With trigger "solo" it waits for ranks that still make steps, and averages with them.
-
-        Raises:
-            RuntimeError: as `Averager.synchronize`; with trigger "solo" inside `join`, too.
-            collectives.ClosedError: after `close`.
-        """
-        self._check_outside_join("synchronize()")
-        super().synchronize()
-
     def _average_all(self) -> None:
+        solo = self.trigger == "solo"
+        if solo and self._inside_join:
+            raise RuntimeError(
+                "synchronize() or averaged() inside join() with trigger='solo', where ranks make "
+                "different numbers of steps: use it after the block"
+            )
         super()._average_all()
-        if self.trigger == "solo":
-            # Ranks that waited for others' averages had no weight in all but the first of these.
-            for extra in self._extras:
-                extra.joined()
+        # Ranks that waited for others' averages had no weight in all but the first of these.
+        for extra in self._extras if solo else ():
+            extra.joined()
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Hold the average over all ranks in the model, to evaluate or save it; collective.
-
-        As `Averager.averaged`. With trigger "solo", when ranks are not at the same step, they
-        average and continue from there, as in `synchronize`.
-
-        Raises:
-            RuntimeError: as `Averager.averaged`; with trigger "solo" inside `join`, too.
-            collectives.ClosedError: after `close`.
-        """
-        self._check_outside_join("averaged()")
-        if self.trigger == "solo":
+    def _holding(self, get: Callable[[], Any], *, together: bool = False) -> Iterator[Any]:
+        if together and self.trigger == "solo":  # ranks may not be at the same step
             self.synchronize()
-        with super().averaged():
-            yield
-
-    def _check_outside_join(self, what: str) -> None:
-        self._check_usable()
-        self._check_model()
-        if self.trigger == "solo" and self._inside_join:
-            raise RuntimeError(
-                f"{what} inside join() with trigger='solo', where ranks make different numbers of "
-                "steps: use it after the block"
-            )
+        with super()._holding(get, together=together) as got:
+            yield got
 
     @property
     def _may_average(self) -> bool:

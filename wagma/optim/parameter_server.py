@@ -27,13 +27,7 @@ class ParameterServer(Averager):
     plain SGD this is equivalent to sending gradients. `Averager` describes what all methods share;
     `averaged()` holds the server's model.
 
-    Example:
-        >>> averager = ParameterServer(model, optimizer, mode="asp")
-
-    Attributes:
-        collective: the `collectives.ParameterServer` that keeps the model.
-
-    Source: that of `collectives.ParameterServer`.
+    Source: that of `collectives.ParameterServer`, its `collective`, which keeps the model.
     """
 
     _is_weighted = False

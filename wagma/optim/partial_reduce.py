@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from typing_extensions import Unpack  # torch's, too
 
 import collectives
 from wagma.optim.averager import Averager
 from wagma.optim.construction import AveragerOptions, given
-
-if TYPE_CHECKING:  # importing it initializes MPI
-    from typing_extensions import Unpack
 
 
 class PartialReduce(Averager):
@@ -21,13 +19,7 @@ class PartialReduce(Averager):
     what all methods share. A model that is not finite is excluded from an average, and is replaced
     by it.
 
-    Example:
-        >>> averager = PartialReduce(model, optimizer)
-
-    Attributes:
-        collective: the `collectives.ReadyGroupAllreduce` that averages.
-
-    Source: that of `collectives.ReadyGroupAllreduce`.
+    Source: that of `collectives.ReadyGroupAllreduce`, its `collective`.
     """
 
     _is_weighted = False

@@ -390,7 +390,7 @@ class WithRecovery(NoRecovery):
         averager.comm = comm
         averager.flat.zeros = averager._make_zeros()
         averager._past.append(averager.collective.statistics())
-        arguments = averager._all_arguments
+        arguments = {**averager._arguments, **averager._options}
         if arguments.get("group_size") is not None:
             arguments["group_size"] = min(arguments["group_size"], comm.size)
         averager.collective = averager._make_collective(comm, **arguments)

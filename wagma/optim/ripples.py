@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from typing_extensions import Unpack  # torch's, too
 
 import collectives
 from wagma.optim.averager import Averager
 from wagma.optim.construction import AveragerOptions, given
-
-if TYPE_CHECKING:  # importing it initializes MPI
-    from typing_extensions import Unpack
 
 GROUP_SIZE = 3  # the paper's (section 7.1.3)
 
@@ -21,9 +19,6 @@ class Ripples(Averager):
 
     The generator leaves out ranks that are too slow for the others; a schedule can be used instead.
     `Averager` describes what all methods share.
-
-    Example:
-        >>> averager = Ripples(model, optimizer)
 
     Attributes:
         collective: the `collectives.GeneratedGroupAllreduce` that averages; its `alone` counts the

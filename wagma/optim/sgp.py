@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from typing_extensions import Unpack  # torch's, too
 
 import collectives
 from wagma.optim.averager import Averager
 from wagma.optim.construction import AveragerOptions, given
-
-if TYPE_CHECKING:  # importing it initializes MPI
-    from typing_extensions import Unpack
 
 
 class SGP(Averager):
@@ -21,13 +19,7 @@ class SGP(Averager):
     it, the local optimizer's update is added to the numerator, and `averaged()` holds Σ numerators
     ÷ Σ weights. A step waits for the same step of the ranks that send to this one.
 
-    Example:
-        >>> averager = SGP(model, optimizer, neighbors=2)
-
-    Attributes:
-        collective: the `collectives.PushSum` that averages; its `weight` is this rank's.
-
-    Source: that of `collectives.PushSum`.
+    Source: that of `collectives.PushSum`, its `collective`, of which `weight` is this rank's.
     """
 
     _is_weighted = False

@@ -138,7 +138,7 @@ class Steps:
                         ) from error
                     loss = returned if closure is None else loss
         except BaseException:
-            if begun and averager.averages_gradients:  # what was averaged is of a step that has ended
+            if begun and averager.averages_gradients:  # the average is of a step that has ended
                 self._made = set()
             raise
         finally:

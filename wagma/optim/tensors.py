@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from collectives.agreement import raise_collectively
+from collectives.agreement import agreed, raise_collectively
 from wagma.optim.vectors import dense_stride
 
 if TYPE_CHECKING:  # importing it initializes MPI
@@ -51,7 +51,8 @@ class Tensor(NamedTuple):
             return f"{self.kind} {self.name!r}, {OWN}"
         role = f", {self.role}" if self.role else ""
         stride = dense_stride(self.value) if is_plain(self.value) else None
-        layout = "" if stride in (None, contiguous_stride(self.value)) else f", strides {stride}"
+        usual = torch.empty(self.value.shape, device="meta").stride() if stride else None
+        layout = "" if stride == usual else f", strides {stride}"
         dtype = str(self.value.dtype).removeprefix("torch.")
         return f"{self.kind} {self.name!r}, {dtype} {tuple(self.value.shape)}{layout}{role}"
 
@@ -313,21 +314,13 @@ def agree(comm: MPI.Intracomm, find: Callable[[], list[Any]]) -> list[Any]:
             elements must not differ between ranks. It may raise.
 
     Raises:
-        TypeError, ValueError: the same on every rank; it names the ranks that raised or that differ
-            from rank 0, and the difference.
-        RuntimeError: for other errors of `find`, the same on every rank.
+        Exception: what `find` raises, or ValueError for a difference, the same on every rank; it
+            names the ranks.
     """
-    found: list[Any] = []
-    error: Exception | None = None
-    try:
-        found = find()
-    except (TypeError, ValueError) as problem:
-        error = problem
-    except Exception as problem:  # the other ranks wait for the outcome, whatever it is
-        error = RuntimeError(f"{type(problem).__name__}: {problem}")
-    mine = [str(item) for item in found]
-    reference = comm.bcast(None if error else mine, root=0)
-    if error is None and reference is not None and mine != reference:
+    found = agreed(comm, find)
+    mine, error = [str(item) for item in found], None
+    reference = comm.bcast(mine, root=0)
+    if mine != reference:
         pairs = zip_longest(mine, reference, fillvalue="nothing")
         here, there = next(pair for pair in pairs if pair[0] != pair[1])
         error = ValueError(f"the model has {here} where rank 0 has {there}")
@@ -356,8 +349,3 @@ def broadcast(comm: MPI.Intracomm, tensors: list[Tensor]) -> None:
         except Exception as problem:
             error = error or problem
     raise_collectively(comm, error)
-
-
-def contiguous_stride(value: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a contiguous copy."""
-    return torch.empty(value.shape, device="meta").stride()
