@@ -49,10 +49,8 @@ class Averager(Averaging):
 
     Attributes:
         optimizers: the `Optimizers`: their `given` are the user's.
-        collective: the collective that averages.
-        comm: the communicator of the ranks that train together, as given.
-        flat: the `FlatModel` that is trained.
-        steps: the number of steps of this rank.
+        collective, comm: the collective that averages, and the communicator, as given.
+        flat, steps: the `FlatModel` that is trained, and the number of this rank's steps.
         results: list of the results of all calls completed since the last step began.
     """
 
@@ -64,10 +62,8 @@ class Averager(Averaging):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def __getstate__(self) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled, because it holds a communicator: "
-            "save its state_dict()"
-        )
+        why = "cannot be copied or pickled, because it holds a communicator: save its state_dict()"
+        raise TypeError(f"{type(self).__name__} {why}")
 
     # Steps
 
@@ -80,13 +76,10 @@ class Averager(Averaging):
                 optimizers have. Where gradients are averaged, `average_gradients` has it.
 
         Raises:
-            RuntimeError: the optimizer's `step` has been made, which averages by itself; a
-                parameter's memory was replaced; `average_gradients` was not called before, where
-                gradients are averaged; or the call is inside `averaged()`.
-            TypeError, ValueError: the weight is invalid, or a group has a trainable parameter that
-                is not averaged.
-            collectives.RankFailedError: another rank has failed.
-            collectives.ClosedError: after `close`.
+            RuntimeError: the optimizer's `step`, which averages by itself, has been made; or
+                `average_gradients` has not; or a parameter was replaced; or inside `averaged()`.
+            TypeError, ValueError: the weight is invalid, or a trainable parameter not averaged.
+            collectives.RankFailedError, collectives.ClosedError: another rank has failed; closed.
         """
         self._begin_manual("step()")
         if self.averages_gradients and not self._is_manual:
@@ -124,10 +117,8 @@ class Averager(Averaging):
     def _begin_manual(self, call: str) -> None:
         self._check_usable()
         if self._steps_of.heard:
-            raise RuntimeError(
-                f"{call} is for training without an optimizer's step(), which averages by itself: "
-                "one has been made"
-            )
+            how = "is for training without an optimizer's step(), which averages by itself"
+            raise RuntimeError(f"{call} {how}: one has been made")
 
     # Averages over all ranks
 
@@ -205,8 +196,7 @@ class Averager(Averaging):
         it, so that no rank waits for it and its updates are not lost. Then all ranks have the same
         model and, at a common pace, the same number of versions; where gradients are averaged also
         the optimizers' states of a rank that made the most steps. For nested blocks of several
-        averagers this holds after the outermost one; until then, an averager cannot be used once
-        its own block has ended.
+        averagers this holds after the outermost one; an averager whose own has ended waits for it.
 
         Raises:
             RuntimeError: as `synchronize` does; or gradients are averaged, and MPI was initialized
@@ -268,11 +258,11 @@ class Averager(Averaging):
     def state_dict(self) -> dict[str, Any]:
         """Return what the averager has to continue with beside the model and the optimizers.
 
-        "steps" are this rank's steps, "version" the collective's calls; "ranks" is the number of
-        ranks; and "equal" whether all have the same model, because they have just averaged. Models
-        and local states differ between ranks: save them on every rank to continue exactly, or one
-        rank's inside `averaged()`. It completes outstanding averages; call it before you copy the
-        model's state. With parameters of half precision it has a float32 copy of these.
+        "steps" are this rank's, "version" counts the collective's calls; "equal" is whether all
+        ranks have the same model, because they have just averaged. Models and local states differ
+        between ranks: save them on every rank to continue exactly, or one rank's inside
+        `averaged()`. Outstanding averages are completed: call it before you copy the model's state.
+        With parameters of half precision it has a float32 copy of these.
 
         Raises:
             RuntimeError: a part of the model is not averaged, because it is new or was replaced; or
@@ -310,7 +300,7 @@ class Averager(Averaging):
         return self._result
 
     def statistics(self) -> Any:
-        """Return this rank's `collectives.statistics.Statistics` so far, of all collectives."""
+        """Return this rank's `collectives.statistics.Statistics` so far."""
         self._watch.check_heard()
         self._watch.buffers(self.flat.unseen())
         now = self.collective.statistics()
@@ -329,8 +319,8 @@ class Averager(Averaging):
         """Return a block that records all steps inside it, as `wagma train` does; collective.
 
         Enter it before the first step, or when all ranks have made the same steps. Each rank writes
-        a line a step; when the averager is closed, rank 0 writes the summary. `wagma watch`,
-        `wagma report` and `wagma.report.of` take the directory. A step takes some 70 µs more.
+        a line a step, which takes 70 µs; when the averager is closed, rank 0 writes the summary.
+        `wagma watch`, `wagma report` and `wagma.report.of` take the directory.
 
         Args:
             directory: for the files; new, the same on all ranks.
@@ -355,8 +345,7 @@ class Averager(Averaging):
         optimizers. Closing twice has no effect.
 
         Raises:
-            RuntimeError: optimizers have made steps that the averager has not heard of; it is
-                closed then.
+            RuntimeError: steps were made that the averager has not heard of; it is closed then.
         """
         unheard = None if self.closed else self._watch.unheard(closing=True)
         try:
@@ -375,8 +364,7 @@ class Averager(Averaging):
 
     def __exit__(self, *exception: Any) -> None:
         if exception[0] is None:
-            self.close()
-            return
+            return self.close()
         try:
             # If a rank has died, the job ends: others may wait for this one to go on with them.
             self.collective._is_abandoned = False
@@ -387,7 +375,7 @@ class Averager(Averaging):
         self._recorded.clear()
 
     def _release(self) -> None:
-        """Put the result of closing into the model, and move its tensors to their own memory."""
+        """Leave the model with the result of closing, in memory of its own."""
         if self.closed and not self._inside_average:
             try:
                 self._keep_last_average()
@@ -407,6 +395,6 @@ class Averager(Averaging):
             self._recorded.pop(0).finish()
 
     def _check_model(self) -> None:
-        """Raise RuntimeError if the model has parts, or has made steps, that are not averaged."""
+        """Raise RuntimeError if the model has parts or made steps that are not averaged."""
         self.flat.check()
         self._watch.check_heard()

@@ -153,9 +153,7 @@ class Averaging:
     def _check_settings(self, **settings: Any) -> dict[str, Any]:
         """Return the settings that must not differ between ranks and that no collective compares.
 
-        Raises:
-            TypeError, ValueError: a setting is invalid on this rank, or the method does not support
-                one of the `optimizers`.
+        Raise TypeError or ValueError if one is invalid, or an optimizer is not supported.
         """
         return {}
 
@@ -219,8 +217,7 @@ class Averaging:
             raise RuntimeError("inside averaged() the model is the average, not this rank's own")
         if self._has_joined:
             raise RuntimeError(
-                "this averager has left its join() block: it can be used again after the outermost "
-                "one"
+                "this averager has left its join() block: wait for the outermost one"
             )
 
     # Vectors
@@ -347,7 +344,7 @@ class Averaging:
         self._are_equal = True
 
     def _settle(self) -> None:
-        """Bring in what is under way, and set every rank's model to the average; collective."""
+        """Bring in what is under way, and average all ranks' models; collective."""
         self._check_usable()
         self.complete()
         self._average_all()

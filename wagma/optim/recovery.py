@@ -41,6 +41,7 @@ class NoRecovery:
     """All ranks live, or the job ends."""
 
     survives = False
+    first_size: int | None = None  # the number of ranks at first, if they may die
 
     def __init__(self, averager: Averaging):
         self._averager: Averaging = weakref.proxy(averager)  # which has this
@@ -60,14 +61,8 @@ class NoRecovery:
         """Return the result of a call that averages the models of all ranks.
 
         After a recovery it is made again, unless another rank had completed it: then the average of
-        the recovery takes its place, and the result is None.
-
-        Args:
-            call: calls the collective.
-            own: the rank's model, from `Averager._save`.
-
-        Returns:
-            The result, and the rank's own model, which a recovery replaces.
+        the recovery takes its place, and the result is None. Returned is also the rank's `own`
+        model, from `Averager._save`, which a recovery replaces.
         """
         return call(), own
 
@@ -92,8 +87,6 @@ class NoRecovery:
     def leave(self) -> None:
         """Close the collective; where ranks survive others, until all have."""
         self._averager.collective.close()
-
-    first_size: int | None = None  # the number of ranks at first, if they may die
 
 
 class WithRecovery(NoRecovery):
