@@ -208,7 +208,8 @@ class FlatModel:
         torch._foreach_copy_(slots.held_parts, values)
         if share:
             torch.sub(slots.held, change, out=change)
-            slots.vector.add_(change.nan_to_num_(0.0, 0.0, 0.0), alpha=share)
+            # Not in one operation, which rounds once on some machines.
+            slots.vector.add_(change.nan_to_num_(0.0, 0.0, 0.0).mul_(share))
         torch.where(slots.held.isinf(), slots.held, slots.vector, out=slots.held)
         torch._foreach_copy_(values, slots.held_parts)
 
